@@ -3,6 +3,7 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
+import math
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pandas as pd
 
 from sweep.analysis.statistics import mean_of
 from sweep.config import read_toml
+from sweep.config.objective import LOSS, Objective
 from sweep.errors import CorruptFile, SweepError, printable
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, refuse_links, replacing
@@ -24,6 +26,7 @@ TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
 MAX_TABLE_BYTES = 1 << 25
 MAX_HEADER_BYTES = 1 << 16
 NUMBERS = ("float64", "int64")
+METRIC = "final_valid_"  # begins the columns of a workload's metrics
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
@@ -71,21 +74,30 @@ def load_tables(path: str | Path) -> SweepTables:
             record["gradient_accumulation_steps"] = row.batch_size // sequences
         records.append(record)
         curves[trial.id] = _read_curve(trial, warnings)
-    trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
+    metrics = {name for record in records for name in record if name.startswith(METRIC)}
+    columns = TRIAL_COLUMNS | dict.fromkeys(sorted(metrics - {*TRIAL_COLUMNS}), "float64")
+    trials = pd.DataFrame(records, columns=list(columns))
     is_given = trials.notna()
-    gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == "int64" and not is_given[n].all()}
-    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, "float64"))
+    gaps = {n for n, kind in columns.items() if kind == "int64" and not is_given[n].all()}
+    trials = trials.astype(columns | dict.fromkeys(gaps, "float64"))
     texts = trials.select_dtypes(object).columns
     trials[texts] = trials[texts].where(is_given[texts], None)
     names = ["time", "step", "tokens"]
     empty = pd.DataFrame(columns=names, dtype=float)
     points = pd.concat([empty, *curves.values()], ignore_index=True)
     whole = [name for name in ("step", "tokens") if points[name].notna().all()]
-    metrics = sorted(map(str, set(points) - set(names)))
-    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, int))
+    logged = sorted(map(str, set(points) - set(names)))
+    points = points[[*names, *logged]].astype(dict.fromkeys(whole, int))
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     return SweepTables(folder.name, plan, trials, points, tuple(warnings))
+
+
+def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:
+    """Return trials with the objective, times the sign, in place of the final loss."""
+    if objective.is_ratio or objective.name == LOSS.name:
+        return trials
+    return trials.assign(final_valid_loss=sign * trials.get(objective.name, math.nan))
 
 
 def refuse_large(path: Path) -> None:
@@ -108,7 +120,7 @@ def to_numbers(values: pd.Series) -> pd.Series:
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:
     """Write every trial, with the columns of columns.toml."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
-    table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
+    table = sweep.trials.astype(whole)
     texts = [name for name, kind in TRIAL_COLUMNS.items() if kind not in NUMBERS]
     table[texts] = table[texts].map(_without_formula)
     with replacing(path) as part:
@@ -128,7 +140,8 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     """Return result.json or, without one, state.json."""
     try:
         if result := trial.read_result():
-            if all(map(_is_of_kind, TRIAL_COLUMNS.values(), map(result.get, TRIAL_COLUMNS))):
+            kinds = {name: "float64" for name in result if name.startswith(METRIC)} | TRIAL_COLUMNS
+            if all(_is_of_kind(kind, result.get(name)) for name, kind in kinds.items()):
                 return result
             raise CorruptFile("a column has another type")
     except CorruptFile:

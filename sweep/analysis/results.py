@@ -30,6 +30,7 @@ from sweep.analysis.frames import (
     refuse_large,
     report_trials,
     to_numbers,
+    with_objective,
 )
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
@@ -69,12 +70,18 @@ class Sweep(SweepTables):
     """A sweep folder that was read; `plan`, `trials` and `curves` are its tables."""
 
     @cached_property
+    def compared(self) -> pd.DataFrame:
+        """The trials with the objective in place of the final loss."""
+        return with_objective(self.trials, self.plan.settings.objective)
+
+    @cached_property
     def policies(self) -> tuple[PolicyResult, ...]:
         """Checks and answer of each policy, in the plan's order."""
         settings, plan = self.plan.settings, self.plan
         steps = None if settings.target is None else steps_to_target(self)
-        tuning_command = answering_command(plan) or ""
-        results = judge_trials(self.trials, settings.objective, steps, tuning_command)
+        tuning_command, objective = answering_command(plan) or "", settings.objective
+        trials = with_objective(self.trials, objective, objective.sign)
+        results = judge_trials(trials, objective, steps, tuning_command)
         return tuple(self._with_scope(result) for result in results)
 
     @cached_property
@@ -370,9 +377,9 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
     return lines
 
 
-def _without_answer(sweep: SweepTables) -> str:
+def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
-    reports = report_trials(sweep.trials)
+    reports = report_trials(sweep.compared)
     complete = reports[reports["state"] == "COMPLETE"]
     if complete.empty:
         states = reports["state"].fillna("unknown").value_counts()
@@ -385,7 +392,8 @@ def _without_answer(sweep: SweepTables) -> str:
         gain = gains[0]["difference"]
         return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
     loss = mean_of(complete["final_valid_loss"].astype(float).to_list())
-    return f"At batch size {size} the final validation loss is {loss:.4f}. Nothing is compared."
+    title = sweep.plan.settings.traits.objective.title
+    return f"At batch size {size} the {title} is {loss:.4f}. Nothing is compared."
 
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:

@@ -30,6 +30,7 @@ REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, wit
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
+METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # of an evaluation
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
@@ -157,6 +158,16 @@ class WorkloadTraits:
         return cls(model.context)  # a user's `module:object`
 
 
+class Declared(Settings):
+    """Class attributes of the user's workload."""
+
+    tokens_per_sequence: Positive | None = None
+    objective: Annotated[str, Field(pattern=METRIC_NAME)] = "loss"
+    direction: Literal["minimize", "maximize"] = "minimize"
+    unit: str = ""
+    tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance
+
+
 class TrainingSettings(Settings, use_attribute_docstrings=True):
     """Settings of the training that an experiment shares with each of its trials."""
 
@@ -223,6 +234,17 @@ class Experiment(TrainingSettings):
     """Folder of a trial or of a transformers model to start from."""
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
+    declared: Declared | None = None  # by the user's workload, when it is planned
+
+    @property
+    def traits(self) -> WorkloadTraits:
+        traits, own = super().traits, self.declared
+        if own is None:
+            return traits
+        name = f"final_valid_{own.objective}"
+        objective = Objective(name, own.direction, own.unit, own.tolerance, own.unit)
+        tokens = own.tokens_per_sequence or traits.tokens_per_sequence
+        return replace(traits, tokens_per_sequence=tokens, objective=objective)
 
     @property
     def objective(self) -> Objective:

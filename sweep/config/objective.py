@@ -19,6 +19,15 @@ class Objective:
     label: str = ""  # on the axis of a figure, if it is not the unit
 
     @property
+    def title(self) -> str:
+        return self.name.replace("_valid_", " validation ").replace("_", " ")
+
+    @property
+    def curve(self) -> str:
+        """The metric of metrics.jsonl that this is the last value of."""
+        return "valid/loss" if self.is_ratio else f"valid/{self.name.removeprefix('final_valid_')}"
+
+    @property
     def is_ratio(self) -> bool:
         return self.unit == "ratio"
 

@@ -57,9 +57,10 @@ def require_extra(package: str, extra: str, subject: str) -> None:
         )
 
 
-def identify_code(names: Iterable[str]) -> dict[str, Any]:
-    """Import objects in a fresh process; return what identifies their code.
+def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tuple[Any, Any]:
+    """Import objects in a fresh process; return what identifies their code, and declarations.
 
+    Declarations are attributes of the first object that are texts or numbers, by name.
     Files are those that the objects load, and those that these import inside functions.
     """
     loaded_before = {*sys.modules}  # the worker's own
@@ -87,7 +88,10 @@ def identify_code(names: Iterable[str]) -> dict[str, Any]:
     packages = sorted({distributions[top][0] for top in imported if top in distributions})
     code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
     results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
-    return {**code, "identity": results} if results else code
+    first = next(iter(objects.values()))
+    values = {name: getattr(first, name, None) for name in declarations}
+    declared = {name: v for name, v in values.items() if isinstance(v, str | int | float)}
+    return ({**code, "identity": results} if results else code), declared
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

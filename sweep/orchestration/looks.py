@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from sweep.config.objective import Objective
 from sweep.orchestration.planning import Planned
 from sweep.plan.curves import rate_points, rates_between, stack_points
 from sweep.plan.decision import LOOKS, decide, next_trainings
@@ -18,10 +19,10 @@ def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     None either while a reporting trial waits, or if one failed: the next command runs it again.
     """
     experiment, folder = planned.request.experiment, planned.request.folder
-    target = plan.settings.target
+    objective = plan.settings.objective
     sizes = sorted(experiment.batches)
     reports = reports_of(parse_policy(experiment.lr), plan.known_trials, sizes)
-    values = [trial_value(folder, row, target) for row in reports]
+    values = [trial_value(folder, row, objective) for row in reports]
     if len(sizes) < 2 or {row.batch_size for row in reports} != {*sizes} or None in values:
         return []
     losses = np.full((len(sizes), max(row.seed for row in reports) + 1), np.nan)
@@ -31,7 +32,7 @@ def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     tuning = [_tuning_trials(plan, template) for template in templates]
     points, tried = None, []
     if all(tuning):
-        tried = [_losses_by_rate(folder, rows, target) for rows in tuning]
+        tried = [_losses_by_rate(folder, rows, objective) for rows in tuning]
         points = stack_points([rate_points(losses_of_rate) for losses_of_rate in tried])
     used = np.log([row.learning_rate or math.nan for row in templates])
     made = decide(losses, points, used, LOOKS)
@@ -60,8 +61,8 @@ def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     return [row for row in added if row.id not in present]
 
 
-def trial_value(folder: SweepFolder, row: PlannedTrial, target: float | None) -> float | None:
-    """Return a trial's final loss, or the logarithm of its tokens to the target.
+def trial_value(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> float | None:
+    """Return a trial's value of the objective, less is better; of a ratio its logarithm.
 
     It is infinite if the trial diverged or missed the target, NaN if tuning pruned it, and None if
     the trial has not ended, or failed.
@@ -71,14 +72,14 @@ def trial_value(folder: SweepFolder, row: PlannedTrial, target: float | None) ->
     if status.cause is Cause.DIVERGED:
         return math.inf
     if status.state is State.PRUNED:
-        return math.nan if target is None else math.inf
+        return math.inf if objective.is_ratio else math.nan
     if status.state is not State.COMPLETE:
         return None
     result = trial.find_result() or {}
-    if target is None:
-        return float(result["final_valid_loss"])
-    tokens = result.get("tokens_to_target")
-    return math.log(tokens) if tokens else math.inf
+    value = result.get(objective.name)
+    if objective.is_ratio:
+        return math.log(value) if value else math.inf
+    return math.inf if value is None else objective.sign * float(value)
 
 
 def _tuning_trials(plan: Plan, report: PlannedTrial) -> list[PlannedTrial]:
@@ -92,11 +93,11 @@ def _tuning_trials(plan: Plan, report: PlannedTrial) -> list[PlannedTrial]:
 
 
 def _losses_by_rate(
-    folder: SweepFolder, rows: list[PlannedTrial], target: float | None
+    folder: SweepFolder, rows: list[PlannedTrial], objective: Objective
 ) -> dict[float, dict[int, float]]:
     tried: dict[float, dict[int, float]] = {}
     for row in rows:
-        value = trial_value(folder, row, target)
+        value = trial_value(folder, row, objective)
         if value is not None:
             tried.setdefault(row.learning_rate or 0.0, {})[row.seed] = value
     return tried

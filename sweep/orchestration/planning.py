@@ -4,11 +4,11 @@ import logging
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.experiment import Declared, Experiment, load_experiment
 from sweep.config.objects import describe_objects, identify_code, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
@@ -42,6 +42,7 @@ class Request:
     folder: SweepFolder
     services: Services = field(default_factory=Services)
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
+    code: dict[str, Any] | None = None  # identity of the user's code
 
     @property
     def chooses_microbatch(self) -> bool:
@@ -75,6 +76,18 @@ def read_request(
     return Request(parsed, execution, folder, services, command)
 
 
+def identify_user_code(request: Request) -> Request:
+    """Return a request with the identity of the user's code, and what its workload declares."""
+    experiment = request.experiment
+    if not (objects := experiment.user_objects):
+        return request
+    code, declared = run_job(identify_code, objects, tuple(Declared.model_fields))
+    if experiment.workload in objects:
+        own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
+        experiment = experiment.model_copy(update={"declared": own})
+    return replace(request, experiment=experiment, code=code)
+
+
 @dataclass(frozen=True)
 class Planned:
     """A plan with everything that the folder already has, and the ids that a command names."""
@@ -105,8 +118,9 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
 
     `is_elsewhere`: trials run on other machines, which any executor but local implies.
     """
+    request = identify_user_code(request)
     experiment, chosen, folder = request.experiment, request.execution, request.folder
-    inputs, old = identify_inputs(experiment, folder), load_plan(folder)
+    inputs, old = identify_inputs(request), load_plan(folder)
     command = request.command
     if old is None:
         is_elsewhere = is_elsewhere or request.services.executor != "local"
@@ -251,9 +265,10 @@ def inspect_trial(config: TrialConfig) -> int | None:
     return check_workload(config, text)
 
 
-def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
+def identify_inputs(request: Request) -> Inputs:
     """Identify the text, the initial weights and the user code; downloads nothing."""
-    fields: dict[str, Any] = {"data": None}
+    experiment, folder = request.experiment, request.folder
+    fields: dict[str, Any] = {"data": None, "code": request.code}
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
@@ -264,8 +279,6 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         fields["data"] = identify_data(experiment.data)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
-    if objects := experiment.user_objects:
-        fields["code"] = run_job(identify_code, objects)
     if experiment.init is not None:
         start = identify_start(experiment.init)
         own = {"model": experiment.model.model_dump(mode="json"), "data": fields["data"]}

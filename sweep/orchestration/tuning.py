@@ -19,6 +19,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from sweep.config.objective import Objective
 from sweep.errors import SweepError, causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
@@ -50,7 +51,7 @@ class TuningTrial(rates.RateTrial):
 
     row: PlannedTrial
     is_pruned: bool  # at a rung
-    at_rungs: tuple[tuple[int, float], ...]  # step and validation loss at each rung so far
+    at_rungs: tuple[tuple[int, float], ...]  # step and value at each rung so far
 
     @property
     def id(self) -> str:
@@ -58,16 +59,21 @@ class TuningTrial(rates.RateTrial):
 
 
 def read_tuning_trial(
-    sweep: SweepFolder, row: PlannedTrial, rungs: tuple[int, ...], target: float | None
+    sweep: SweepFolder,
+    row: PlannedTrial,
+    rungs: tuple[int, ...],
+    target: float | None,
+    objective: Objective,
 ) -> TuningTrial:
-    """Read a tuning trial with what tuning minimizes: its final loss, or tokens to the target."""
+    """Read a tuning trial with what tuning minimizes: the objective, or tokens to the target."""
     folder = sweep.trial(str(row.id))
     status, result = folder.read_status(), folder.find_result() or {}
     points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
     for line in folder.find_metrics():
-        if "valid/loss" in line:
-            loss = line["valid/loss"]
-            points[line["step"]] = line["tokens"], math.inf if loss is None else float(loss)
+        if objective.curve in line:
+            value = line[objective.curve]
+            value = math.inf if value is None else objective.sign * float(value)
+            points[line["step"]] = line["tokens"], value
     is_diverged = status.cause is Cause.DIVERGED
     minimized: float | None = math.inf  # diverged, or pruned at a rung
     if is_to_run(status):
@@ -77,7 +83,7 @@ def read_tuning_trial(
         tokens, last = points[max(points)] if points else (1, math.inf)
         minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
     elif status.state is State.COMPLETE:
-        minimized = float(result["final_valid_loss"])
+        minimized = trial_value(sweep, row, objective)
     is_pruned = status.state is State.PRUNED and target is None
     at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
     return TuningTrial(row.learning_rate or 0.0, minimized, row, is_pruned, at_rungs)
@@ -160,6 +166,7 @@ class Tuning:
     def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None) -> None:
         self.schedule, self.folder = schedule, schedule.folder
         self.settings, self.target = plan.settings.tuning, plan.settings.target
+        self.objective = plan.settings.objective
         self.is_default = storage is None  # a file in the folder
         self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"
         self.open_reports: dict[int, list[PlannedTrial]] = {}
@@ -223,7 +230,9 @@ class Tuning:
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         title = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
-        trials = [read_tuning_trial(self.folder, row, rungs, self.target) for row in rows]
+        trials = [
+            read_tuning_trial(self.folder, row, rungs, self.target, self.objective) for row in rows
+        ]
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)
 
@@ -297,7 +306,7 @@ class Tuning:
         if study.extra:
             return best.row
         values = (
-            (trial, trial_value(self.folder, trial.row, self.target)) for trial in study.trials
+            (trial, trial_value(self.folder, trial.row, self.objective)) for trial in study.trials
         )
         tried = {t.rate: {TUNING_SEED: value} for t, value in values if value is not None}
         rate = float(np.exp(best_log_rates(rate_points(tried))))

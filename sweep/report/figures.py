@@ -110,7 +110,7 @@ def plot_loss(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against batch size: seeds as points, means as lines."""
     figure, (axis,) = new_figure()
     _plot_by_batch(axis, sweep, cells, "final_valid_loss")
-    axis.set_ylabel(f"final validation loss {_loss_unit(sweep)}")
+    axis.set_ylabel(f"{sweep.plan.settings.traits.objective.title} {_loss_unit(sweep)}")
     _mark_diverged(axis, report_trials(sweep.trials), "batch_size")
     return with_legend(figure)
 
@@ -120,7 +120,10 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, (speed, memory) = new_figure(panels=2)
     _plot_by_batch(speed, sweep, cells, "tokens_per_second")
     _plot_by_batch(memory, sweep, cells, "peak_memory_bytes", 2.0**30)
-    for axis, label in ((speed, f"training {sweep.plan.settings.traits.tokens} per second"), (memory, "peak memory [GiB]")):
+    for axis, label in (
+        (speed, f"training {sweep.plan.settings.traits.tokens} per second"),
+        (memory, "peak memory [GiB]"),
+    ):
         axis.axhline(0, linewidth=0)  # the margin at the top is a share of the whole height
         axis.set(ylabel=label, ylim=(0, None))
     speed.yaxis.set_major_formatter(lambda value, _: format_count(value))
@@ -130,7 +133,7 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 def _plot_by_batch(
     axis: Axes, sweep: Sweep, cells: pd.DataFrame, metric: str, scale: float = 1.0
 ) -> None:
-    trials = report_trials(sweep.trials)
+    trials = report_trials(sweep.compared)
     complete = trials[trials["state"] == "COMPLETE"].astype({metric: float}).groupby("label")
     means = cells[cells["is_comparable"]]
     for label, (color, marker, line) in policy_styles(cells).items():
@@ -177,7 +180,8 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     metrics = {"train/loss": f"training loss {unit}"}
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
-    metrics["valid/loss"] = f"validation loss, milestone set {unit}"
+    objective = sweep.plan.settings.traits.objective
+    metrics[objective.curve] = f"{objective.title.removeprefix('final ')}, milestone set {unit}"
     own = trials["id"].where(trials["state"] != "COMPLETE", "")
     curves = trials[["id", "label", "batch_size"]].assign(curve=own)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")

@@ -40,7 +40,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     Each file is replaced atomically, report.md last.
     """
     sweep, out = load_sweep(path), Path(out or path)
-    cells = frames.compare_batch_sizes(sweep.trials)
+    cells = frames.compare_batch_sizes(sweep.compared)
     figures = draw_figures(sweep, cells)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)

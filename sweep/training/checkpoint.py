@@ -9,7 +9,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -73,10 +73,14 @@ class Progress:
         if account != "other":
             vars(self)[f"seconds_{account}"] += elapsed
 
-    def record_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
+    def record_evaluation(
+        self, metrics: Mapping[str, float], target: float | None, window: int
+    ) -> str | None:
         """Record an evaluation; return `diverged` or `trained` if it ends the training."""
-        if not math.isfinite(loss):
+        if not all(map(math.isfinite, metrics.values())):
             return "diverged"
+        if (loss := metrics.get("loss")) is None:
+            return None
         if self.best_valid_loss is None or loss < self.best_valid_loss:
             self.best_valid_loss = loss
         if target is None:

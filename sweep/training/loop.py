@@ -1,5 +1,6 @@
 """The training loop, the same for every workload, and its measurements between log points."""
 
+import math
 import time
 from typing import Any
 
@@ -110,7 +111,8 @@ def train(
     valid_points = frozenset(milestone_steps(config.steps, science.evaluation.points))
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
-        progress.start_loss = step.run_evaluation(step.workload.evaluate)
+        start = step.run_evaluation(step.workload.evaluate_metrics)
+        progress.start_loss = start.get("loss", math.nan)
         progress.charge("evaluation")
     forget_peak_memory(step.device)
     saved_at = time.monotonic()
@@ -134,9 +136,10 @@ def train(
                 if progress.is_diverging(line["train/loss"], not step.samples):
                     ending = "diverged"
             if t in valid_points and ending is None:
-                loss = ranks.broadcast(step.run_evaluation(step.workload.evaluate))
-                line["valid/loss"] = loss
-                ending = progress.record_valid_loss(loss, science.target, science.evaluation.window)
+                metrics = ranks.broadcast(step.run_evaluation(step.workload.evaluate_metrics))
+                line |= {f"valid/{name}": value for name, value in metrics.items()}
+                target, window = science.target, science.evaluation.window
+                ending = progress.record_evaluation(metrics, target, window)
                 progress.charge("evaluation")
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t)

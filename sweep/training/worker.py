@@ -137,7 +137,7 @@ def _run(
         if ending not in ("trained", "diverged"):
             return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
         final = step.run_evaluation(step.workload.evaluate_finally) if ending == "trained" else None
-        if final and not math.isfinite(final.valid_loss):
+        if final and not all(map(math.isfinite, final.metrics.values())):
             final = None
         progress.charge("evaluation")
         keep = execution.keep if final and science.stage == "report" else "none"
@@ -251,12 +251,12 @@ def write_result(
         raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
     to_target = None
-    if final is not None:
+    if final and final.valid_losses is not None:
         with files.replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
         nats, valid_tokens = final.valid_losses.sum(axis=0).tolist()
         valid_bytes = final.valid_bytes or math.nan
-        if science.target is not None:
+        if science.target is not None:  # only with a loss
             rows = [row for row in files.read_metrics(folder.metrics_path) if "valid/loss" in row]
             seen = [row["tokens"] for row in rows]
             losses = [row["valid/loss"] for row in rows]
@@ -281,7 +281,10 @@ def write_result(
         "initial_train_loss": progress.first_loss,
         "initial_valid_loss": progress.start_loss,
         "final_train_loss": final and final.train_loss,
-        "final_valid_loss": final and final.valid_loss,
+        "final_valid_loss": None,
+        **{
+            f"final_valid_{name}": value for name, value in (final.metrics if final else {}).items()
+        },
         "bits_per_byte": nats / math.log(2) / valid_bytes,
         "bytes_per_token": valid_bytes / valid_tokens,
         "tokens_to_target": to_target,

@@ -89,7 +89,7 @@ class Result(BaseModel):
     cause: Cause | None
     batch_size: int = Field(ge=1)
     steps: int = Field(ge=1)
-    final_valid_loss: float | None  # given if COMPLETE
+    final_valid_loss: float | None
     tokens_to_target: float | None
     seconds_training: float
     seconds_total: float
@@ -180,8 +180,9 @@ class TrialFolder:
         if data := self.read_sealed(self.result_path):
             try:
                 result = Result.model_validate(data)
-                if result.state is State.COMPLETE and result.final_valid_loss is None:
-                    raise ValueError("a complete trial has a loss")
+                metrics = [v for name, v in data.items() if name.startswith("final_valid_")]
+                if result.state is State.COMPLETE and not any(v is not None for v in metrics):
+                    raise ValueError("a complete trial has been evaluated")
             except ValueError as error:
                 raise CorruptFile(f"{self.result_path} lacks what a result has.") from error
         return data

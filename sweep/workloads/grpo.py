@@ -202,7 +202,7 @@ class Grpo(LanguageWorkload):
         groups = self.config.science.tokens // self.tokens_per_sequence // self.settings.group_size
         train = self._rewards(model, min(FINAL_PROMPTS, max(1, groups)), is_held_out=False)
         losses = np.stack([-held_out, np.ones(FINAL_PROMPTS)], axis=1)
-        return FinalEvaluation(losses, -float(train.mean()), None)
+        return FinalEvaluation({}, losses, -float(train.mean()))
 
     def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> NDArray[np.float64]:
         size = self.config.execution.evaluation_batch_size

@@ -99,6 +99,8 @@ class LanguageWorkload(Workload):
 
 
 class Pretrain(LanguageWorkload):
+    unit = "nats"
+
     def check(self, text: TokenizedText | None) -> None:
         if text is not None:
             text.check_window(self.config.tokens_per_sequence)
@@ -170,7 +172,7 @@ class Pretrain(LanguageWorkload):
         sums = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
         counts = np.bincount(documents, minlength=text.valid_documents)
         valid_losses = np.stack([sums, counts], axis=1).astype(np.float64)
-        return FinalEvaluation(valid_losses, float(train.mean()), text.valid_bytes)
+        return FinalEvaluation({}, valid_losses, float(train.mean()), text.valid_bytes)
 
     def _losses(
         self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]

@@ -73,4 +73,4 @@ class NoisyQuadratic(Workload):
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         loss = self.evaluate(model)
-        return FinalEvaluation(np.array([[loss, 1.0]]), loss)  # one document of one token
+        return FinalEvaluation({}, np.array([[loss, 1.0]]), loss)  # one document of one token

@@ -1,7 +1,7 @@
 """The base class of workloads, and running means of their metrics."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,18 +14,22 @@ from sweep.data.tokens import TokenizedText
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
+Metrics = Mapping[str, float]  # of an evaluation, by name
 
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    valid_losses: Floats  # (documents, 2): summed loss, tokens
+    """An evaluation after the last step, by named metrics or by the losses of documents."""
+
+    metrics: Metrics = field(default_factory=dict)
+    valid_losses: Floats | None = None  # (documents, 2): summed loss, tokens; they give `loss`
     train_loss: float | None = None  # mean per token on a fixed set of training sequences
     valid_bytes: int | None = None  # size of the validation text; None if there is no text
 
-    @property
-    def valid_loss(self) -> float:
-        total, tokens = self.valid_losses.sum(axis=0)
-        return float(total / tokens)
+    def __post_init__(self) -> None:
+        if self.valid_losses is not None:
+            total, tokens = self.valid_losses.sum(axis=0)
+            object.__setattr__(self, "metrics", {**self.metrics, "loss": float(total / tokens)})
 
 
 class Workload:
@@ -34,7 +38,11 @@ class Workload:
     Derived classes define `build_model`, `build_batch`, `loss_sum` and `evaluate`.
     """
 
-    tokens_per_sequence: int
+    tokens_per_sequence: int  # 1 if a sequence is an example without tokens
+    objective = "loss"  # the metric of `evaluate` that batch sizes are compared by
+    direction = "minimize"  # or maximize
+    unit = ""
+    tolerance = 0.01  # so far from the best is good enough
     updates_per_step = 1  # optimizer steps on one batch
     is_rehearsal = False  # in a forecast, which skips work that does not affect the peak
 
@@ -74,13 +82,18 @@ class Workload:
         """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
         raise NotImplementedError
 
-    def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss on the milestone set, or on the whole split if there is a target."""
+    def evaluate(self, model: nn.Module) -> float | Metrics:
+        """Return the validation loss, or metrics by name, at a milestone."""
         raise NotImplementedError
+
+    def evaluate_metrics(self, model: nn.Module) -> dict[str, float]:
+        metrics = self.evaluate(model)
+        named = metrics if isinstance(metrics, Mapping) else {"loss": metrics}
+        return {name: float(value) for name, value in named.items()}
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate the whole validation split and a fixed set of training sequences."""
-        return FinalEvaluation(np.array([[self.evaluate(model), 1.0]]))
+        return FinalEvaluation(self.evaluate_metrics(model))
 
     def epochs(self) -> float | None:
         """Return how many times the trial sees the training data; None if it never repeats."""

@@ -198,7 +198,7 @@ def project(tmp_path, monkeypatch):
 
 
 def identify(name="my_project.model:build"):
-    return run_job(identify_code, [name])
+    return run_job(identify_code, [name])[0]
 
 
 def test_code_is_its_module_the_projects_modules_that_it_imports_and_package_versions(project):

@@ -144,6 +144,7 @@ def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags(
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
     decides = {
         *("name", "question", "seeds", "tuning", "answer"),  # which trials there are
+        "declared",  # by code whose hash is in the id
         *("budget", "batches", "lr", "vocabulary", "context", "init"),  # resolved under other names
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides

@@ -93,7 +93,7 @@ def test_evaluations_are_finite_and_repeatable_and_leave_the_model_as_it_was(con
     first = step.run_evaluation(workload.evaluate)
     assert math.isfinite(first) and step.run_evaluation(workload.evaluate) == first
     final = step.run_evaluation(workload.evaluate_finally)
-    assert math.isfinite(final.valid_loss) and math.isfinite(final.train_loss)
+    assert math.isfinite(final.metrics["loss"]) and math.isfinite(final.train_loss)
     assert final.valid_losses.dtype == "float64" and final.valid_losses.shape[1] == 2
     assert model.training and all(map(torch.equal, before, model.parameters()))
     epochs = workload.epochs()

@@ -269,7 +269,7 @@ def test_microbatches_are_whole_groups_or_equal_parts_of_one():
 def test_rewards_are_losses_with_the_sign_changed():
     step = TrainingStep(grpo_config(), CPU)
     final = step.run_evaluation(step.workload.evaluate_finally)
-    assert -1.1 <= final.valid_loss <= 0 and final.valid_losses.shape == (256, 2)
+    assert -1.1 <= final.metrics["loss"] <= 0 and final.valid_losses.shape == (256, 2)
     assert not math.isnan(step.run_evaluation(step.workload.evaluate))
 
 
