@@ -77,7 +77,7 @@ MODEL_INTRODUCTION = """`model = "quick"` names a preset. A table changes keys o
     d_model = 32
 
 A table with `kind` instead of `preset` describes a model in full. The tables below list the presets
-and the keys of each kind. [Your own code](custom.md) describes the kind `object`.
+and the keys of each kind. [Your own model or workload](custom.md) describes the kind `object`.
 """
 MODEL_KEYS = {  # meanings of the fields without a comment
     "name": "name of the model in the plan and the report",

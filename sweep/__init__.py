@@ -12,6 +12,7 @@ from sweep.version import __version__ as __version__
 
 __all__ = [
     "SweepError",
+    "Workload",
     "answer",
     "forecast_memory",
     "load_sweep",
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from sweep.report.report import write_report
 
         return {"answer": answer, "load_sweep": load_sweep, "write_report": write_report}[name]
+    if name == "Workload":
+        from sweep.workloads.workload import Workload
+
+        return Workload
     if name in __all__:
         from sweep.orchestration.costs import plan_sweep
         from sweep.orchestration.memory import forecast_memory, probe_memory

@@ -5,14 +5,18 @@ A message says what must hold, what was given, and the remedy.
 
 import contextlib
 import re
+import sysconfig
+import textwrap
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 # Control characters except tab and line feed, and those that reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 ADDRESS = re.compile(  # or the parameters of one whose start is not shown
     r"(\w[\w+.-]{0,30})://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
+MOST_CHARACTERS = 400  # of another library's message
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
 
@@ -37,9 +41,23 @@ def _public_address(match: re.Match[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the text of an error, whose `str` may raise; its type too, unless it is ours."""
-    own = isinstance(error, SweepError)
-    return str(error) if own else "".join(traceback.format_exception_only(error)).strip()
+    """Return the text of an error, whose `str` may raise; its type and place if it is not ours."""
+    if isinstance(error, SweepError):
+        return str(error)
+    text = " ".join(traceback.format_exception_only(error))
+    return textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …").rstrip(".") + user_location(
+        error
+    )
+
+
+def user_location(error: BaseException) -> str:
+    """Return ` (FILE, line N)` of the last line of the user's code in a traceback, or ""."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = str(Path(__file__).parent)
+    libraries = (own, sysconfig.get_path("stdlib"), "<")  # also installed packages
+    files = [(name, line) for name, line in places if not name.startswith(libraries)]
+    files = [place for place in files if "site-packages" not in place[0]]
+    return f" ({Path(files[-1][0]).name}, line {files[-1][1]})" if files else ""
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

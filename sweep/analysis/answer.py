@@ -306,7 +306,7 @@ def _describe_losses(answer: Answer) -> str:
     measured = [row for row in answer.batch_sizes if row.mean is not None]
     means = join(f"{row.mean:.4g} at batch size {row.batch_size}" for row in measured)
     cause = "the best rates are not known" if answer.pairs else "its error is not known"
-    return f"The {answer.metric.replace('_', ' ')} was {means}; {cause}."
+    return f"The {answer.compared.title} was {means}; {cause}."
 
 
 def join(items: Iterable[Any], word: str = "and") -> str:

@@ -5,8 +5,9 @@ that need only a table of trials are in `sweep.analysis.rules`.
 """
 
 import math
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,13 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
         else:
             checks.append(build_check(code, "Nothing here to judge."))
     return checks
+
+
+def about_examples(check: Check) -> Check:
+    """Reword a check of a workload whose sequences are examples without tokens."""
+    names = ("condition", "evidence")
+    texts = {name: re.sub("token|sequence", "example", getattr(check, name)) for name in names}
+    return replace(check, **texts)
 
 
 def check_curve(curve: StepsCurve) -> list[Check]:

@@ -94,10 +94,18 @@ def load_tables(path: str | Path) -> SweepTables:
 
 
 def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:
-    """Return trials with the objective, times the sign, in place of the final loss."""
+    """Return trials with the objective, times the sign, in place of the loss: `valid_loss`."""
     if objective.is_ratio or objective.name == LOSS.name:
         return trials
-    return trials.assign(final_valid_loss=sign * trials.get(objective.name, math.nan))
+    loss, values = trials[LOSS.name], sign * trials.get(objective.name, math.nan)
+    return trials.assign(final_valid_loss=values, valid_loss=loss)
+
+
+def other_metrics(trials: pd.DataFrame, objective: Objective) -> list[str]:
+    """Return the columns of metrics that batch sizes are not compared by."""
+    names = [name for name in map(str, trials) if name.startswith((METRIC, "valid_loss"))]
+    names = [name for name in names if name not in (LOSS.name, objective.name)]
+    return [name for name in names if trials[name].notna().any()]
 
 
 def refuse_large(path: Path) -> None:
@@ -213,7 +221,8 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     groups = reports.groupby(CELL_KEYS, sort=False)
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
-    means = done[MEANS].agg(pd.Series.mean, skipna=False)
+    columns = [*MEANS, *other_metrics(trials, LOSS)]
+    means = done[columns].agg(pd.Series.mean, skipna=False)
     means["peak_memory_bytes"] = done["peak_memory_bytes"].max()
     losses = done["final_valid_loss"].agg(loss_sd="std", loss_min="min", loss_max="max")
     # A diverged trial records the steps that it took; the others, those of the plan.

@@ -15,6 +15,7 @@ from sweep.analysis.checks import (
     CURVE_CHECKS,
     FAIL,
     Check,
+    about_examples,
     build_check,
     check_curve,
     check_rows,
@@ -118,6 +119,8 @@ class Sweep(SweepTables):
         return lines
 
     def _with_scope(self, result: PolicyResult) -> PolicyResult:
+        if self.plan.settings.traits.tokens == "examples":
+            result = replace(result, checks=[about_examples(check) for check in result.checks])
         if result.answer is None:
             return result
         settle, seconds = _settle(self, result)
@@ -405,7 +408,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
         names = [*settings.tuning.dimensions]
-        parts = [f"model {settings.model.name}", f"data {settings.data or settings.workload}"]
+        parts = [f"model {settings.model.name}"] + [f"data {settings.data}"] * bool(settings.data)
         parts += [f"optimizer {settings.optimizer.name}", f"{settings.schedule.name} schedule"]
     has_target = bool(reports["target"].notna().any())
     if has_target:

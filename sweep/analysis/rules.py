@@ -192,7 +192,7 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     text = f"Learning rates: {_range(rows, rows['learning_rate'])}."
     if not is_fixed:
         return (), text
-    return sizes, f"{text} A higher loss may only show that the rate suits a batch size less."
+    return sizes, f"{text} A worse result may only show that the rate suits a batch size less."
 
 
 def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -350,7 +350,7 @@ def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if len(sizes) < 3:
         return None
     is_at_edge = best.isin([sizes.min(), sizes.max()]).all() and best.min() > 1
-    text = f"The least loss is at batch size {best.iloc[0]:g} of {sizes.min():g} to "
+    text = f"The best result is at batch size {best.iloc[0]:g} of {sizes.min():g} to "
     return best if is_at_edge else (), f"{text}{sizes.max():g}."
 
 

@@ -56,7 +56,7 @@ folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 def common_options(out_help: str) -> Callable[..., Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option("--out", type=out_folder, metavar="DIR", help=out_help)(command)
-        return click.argument("experiment", default="tinystories")(json_option(command))
+        return click.argument("experiment", required=False)(json_option(command))
 
     return decorate
 
@@ -69,7 +69,7 @@ def common_options(out_help: str) -> Callable[..., Any]:
 @click.option("--only", multiple=True, metavar="ID", help="Run this trial.")
 @click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")
 def run(
-    experiment: str,
+    experiment: str | None,
     out: Path | None,
     json: bool,
     yes: bool,
@@ -178,7 +178,7 @@ def _report(folder: "SweepFolder") -> None:
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
 @click.option("--price", type=float, metavar="PRICE", help="Per device-hour; needs --cluster.")
 def plan(
-    experiment: str,
+    experiment: str | None,
     out: Path | None,
     json: bool,
     cluster: str | None,

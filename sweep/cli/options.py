@@ -59,6 +59,9 @@ def build_option(setting: "FlaggedField") -> click.Option:
         if get_origin(part) is Literal:
             return click.Option(words, help=text, type=click.Choice(get_args(part)))
     metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
+    if metavar.startswith("KEY=VALUE"):
+        join: Any = lambda context, param, values: ",".join(values) or None  # noqa: E731
+        return click.Option(words, help=text, metavar=metavar, multiple=True, callback=join)
     return click.Option(words, help=text, metavar=metavar)
 
 

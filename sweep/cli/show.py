@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from sweep.cli.options import echo, print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.config.objective import LOSS, Objective
 from sweep.errors import printable
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
@@ -42,12 +43,13 @@ def print_plan(
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
-    length, unit = f"{plan.tokens_per_sequence} tokens per sequence, ", settings.traits.tokens
-    length = length if plan.tokens_per_sequence > 1 else ""
-    text = (
-        f"{plan.model.name}, {plan.model.parameters or 0:,} parameters, "
-        f"{settings.data or settings.workload}, {length}{settings.precision} on {device}"
-    )
+    unit, parameters = settings.traits.tokens, plan.model.parameters
+    facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None, settings.data]
+    if plan.tokens_per_sequence > 1:
+        facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
+    if settings.model.supports_half_precision:
+        device = f"{settings.precision} on {device}"
+    text = ", ".join(filter(None, (*facts, device)))
     console.print(f"[bold]{plan.experiment}[/]: {escape(printable(text))}")
     columns = ("lr", "seeds", unit, "steps", "warmup", "microbatch × devices × accumulation")
     table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
@@ -125,11 +127,14 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     }
 
 
-def status_table(rows: list[dict[str, Any]]) -> Table:
-    columns = ("batch size", "seed", "lr", "state", "tokens", "loss", "tokens/s", "time left")
+def status_table(document: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
+    metric, unit = Objective(document["metric"]), document["unit"]
+    own = () if metric == LOSS else (metric.title.removeprefix("final "),)
+    columns = ("batch size", "seed", "lr", "state", unit, "loss", *own, f"{unit}/s", "time left")
     table = build_table("id", *columns)
     for row in rows:
-        loss, speed, eta = row["loss"], row["tokens_per_second"], row["eta_seconds"]
+        values = (row["loss"], row["value"])[: 1 + len(own)]
+        speed, eta = row["tokens_per_second"], row["eta_seconds"]
         table.add_row(
             row["id"],
             str(row["batch_size"]),
@@ -137,7 +142,7 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['learning_rate']:.3g}",
             _state_of(row),
             format_count(row["tokens"]) if row["tokens"] else "",
-            "" if loss is None else f"{loss:.4f}",
+            *("" if value is None else f"{value:.5g}" for value in values),
             "" if speed is None else format_count(speed),
             format_seconds(eta) if eta else "",  # finished trials have none
         )
@@ -159,7 +164,7 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
     console, eta = build_console(), document["eta_seconds"]
     name = escape(printable(document["sweep"]))
     console.print(f"[bold]{name}[/]: {document['state']}{_time_text(eta)}")
-    console.print(status_table(document["trials"]))
+    console.print(status_table(document, document["trials"]))
     for row in document["trials"]:
         if row["state"] == State.FAILED:
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
@@ -210,10 +215,11 @@ class Progress(AbstractContextManager["Progress"]):
         started = time.monotonic()
         if self._is_quiet or started < self._next_update:
             return
-        trials = sweep_status(self._folder)["trials"]
-        rows = [row for row in trials if self._ids is None or row["id"] in self._ids]
+        document = sweep_status(self._folder)
+        rows = [row for row in document["trials"] if self._ids is None or row["id"] in self._ids]
         if self._console.is_terminal:
-            table = status_table([row for row in rows if row["state"] == State.RUNNING])
+            running = [row for row in rows if row["state"] == State.RUNNING]
+            table = status_table(document, running)
             finished = sum(State(row["state"]).is_finished for row in rows)
             counts = f"{finished} of {len(rows)} trials finished"
             table.caption = counts + _time_text(time_left(rows))

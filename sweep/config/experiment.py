@@ -1,16 +1,23 @@
 """The experiment: all settings that can change a result, from a TOML file and from flags."""
 
 import math
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config.models import ModelSettings, Positive, find_initial_model, model_preset
-from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
+from sweep.config.models import (
+    MODEL_PRESETS,
+    ModelSettings,
+    Positive,
+    find_initial_model,
+    model_preset,
+)
+from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.settings import (
     Count,
@@ -29,6 +36,7 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
+OWN = "own"  # the shipped experiment that names no model and no text
 MAX_EXPERIMENT_BYTES = 1 << 20
 METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # of an evaluation
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -162,6 +170,7 @@ class Declared(Settings):
     """Class attributes of the user's workload."""
 
     tokens_per_sequence: Positive | None = None
+    is_language: bool | None = None  # whether it reads the experiment's model and data
     objective: Annotated[str, Field(pattern=METRIC_NAME)] = "loss"
     direction: Literal["minimize", "maximize"] = "minimize"
     unit: str = ""
@@ -174,7 +183,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     model: Annotated[ModelSettings, Flag()]
     """tinystories, small, quick, gpt2, elman, or your module:object."""
     workload: Annotated[
-        str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
+        str, Field(pattern="^(pretrain|grpo|quadratic|command|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
@@ -230,6 +239,12 @@ class Experiment(TrainingSettings):
     """Size of the tokenizer and embeddings."""
     context: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL)] = None
     """Tokens per sequence."""
+    command: Annotated[str | None, Field(exclude=True), RunFlag(Group.MODEL)] = None
+    """Your training script in place of a model: docs/script.md."""
+    model_option: Annotated[
+        str | dict[str, JsonValue] | None, Field(exclude=True), Flag(Group.MODEL, None, "KEY=VALUE")
+    ] = None
+    """An argument of your own model. Repeat it for more."""
     init: Annotated[str | None, Flag(Group.GRPO, metavar="DIR")] = None
     """Folder of a trial or of a transformers model to start from."""
     tuning: TuningSettings = TuningSettings()
@@ -245,6 +260,20 @@ class Experiment(TrainingSettings):
         objective = Objective(name, own.direction, own.unit, own.tolerance, own.unit)
         tokens = own.tokens_per_sequence or traits.tokens_per_sequence
         return replace(traits, tokens_per_sequence=tokens, objective=objective)
+
+    def with_declared(self, own: Declared) -> Self:
+        """Return the experiment with what the user's workload declares."""
+        reads_model = self.model.vocabulary is not None
+        if own.is_language and not (reads_model and self.data):
+            needed = "a model and a text. Name them with --model and --data"
+            raise SweepError(f"workload {self.workload!r} reads {needed}, or an experiment.")
+        if own.is_language is False and (reads_model or self.data):
+            problem = "builds its own model and batches, but the experiment names a model or a text"
+            raise SweepError(f"workload {self.workload!r} {problem}. Leave EXPERIMENT out.")
+        has_loss = (own.objective, own.direction) == ("loss", "minimize")
+        if self.target is not None and not has_loss:
+            raise SweepError("target needs the objective loss, less is better. Leave it out.")
+        return self.model_copy(update={"declared": own})
 
     @property
     def objective(self) -> Objective:
@@ -294,15 +323,21 @@ class Experiment(TrainingSettings):
 
 
 def load_experiment(
-    name: str = "tinystories", overrides: Mapping[str, Any] | None = None
+    name: str | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field."""
+    """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field.
+
+    The default is `own` for the user's command or workload, else `tinystories`.
+    """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
-    fields = _read_experiment(name)
+    is_own = "command" in flags or ":" in str(flags.get("workload", ""))
+    fields = _read_experiment(name or (OWN if is_own else "tinystories"))
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        if ":" not in str(flags["model"]):
+        if ":" in str(flags["model"]):
+            fields = {**_sizes_of(fields.get("model")), **fields}
+        else:
             fields = {key: value for key, value in fields.items() if key not in SIZES}
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
@@ -314,17 +349,57 @@ def load_experiment(
         fields |= {"model": initial, "tokenizer": "pretrained"}
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
+    fields |= _own_model(fields)
     model: Any = fields.get("model", "tinystories")
     changes = dict(model) if isinstance(model, dict) else {"preset": model}
     preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
     sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
     fields["model"] = {**preset, **changes, **sizes}
+    if options := fields.pop("model_option", None):
+        own = parse_options(options, "model_option")
+        fields["model"]["options"] = {**fields["model"].get("options", {}), **own}
     if fields["model"]["kind"] == "quadratic":
         fields = {"workload": "quadratic", **fields, "data": None}
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
-    return parse_settings(Experiment, fields, f"experiment {name!r}")
+    return parse_settings(Experiment, fields, f"experiment {fields.get('name')!r}")
+
+
+def _sizes_of(model: Any) -> dict[str, int]:
+    """Return vocabulary and context of an experiment's model, which one of the user keeps."""
+    own = model if isinstance(model, dict) else MODEL_PRESETS.get(str(model))
+    sizes = own if isinstance(own, dict) else dict(own or {})
+    return {key: sizes[key] for key in SIZES if key in sizes}
+
+
+def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an experiment whose command or workload has its own model."""
+    command, workload = fields.pop("command", None), str(fields.get("workload", ""))
+    if command is None and (":" not in workload or "model" in fields):
+        return {}
+    if command is not None and (named := {"model", "data", "workload", "init"} & {*fields}):
+        raise SweepError(f"{min(named)} must be left out: the command has its own.")
+    program = workload if command is None else _program(str(command))
+    own = {
+        "workload": workload if command is None else "command",
+        "model": {"kind": "own", "name": program, "command": command},
+        "data": fields.get("data"),
+    }
+    title = program.partition(":")[0].rpartition(".")[2] if command is None else Path(program).stem
+    return own | ({"name": title} if fields["name"] == OWN else {})
+
+
+def _program(command: str) -> str:
+    """Return the name of the script in a command, or else of its first word."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SweepError(f"command must be words of a shell, but {error}. Correct it.") from error
+    if not words:
+        raise SweepError("command must have a program, got none. Write `python train.py …`.")
+    scripts = (word for word in words if Path(word).suffix and "{" not in word)
+    return Path(next(scripts, words[0])).name
 
 
 def _read_experiment(name: str) -> dict[str, Any]:

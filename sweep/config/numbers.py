@@ -1,6 +1,9 @@
 """Numbers as people write them: 327M, 16GiB, 1,8,32, 1..512."""
 
+import json
+from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 from sweep.errors import SweepError
 
@@ -69,3 +72,19 @@ def format_seconds(seconds: float) -> str:
     units = (("d", 86400), ("h", 3600), ("min", 60))
     unit, size = next((unit for unit in units if seconds >= 2 * unit[1]), ("s", 1))
     return f"{seconds / size:.3g} {unit}"
+
+
+def parse_options(text: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """Read `width=128,activation=gelu`; values are JSON, or else texts."""
+    if isinstance(text, Mapping):
+        return dict(text)
+    options = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not (key and equals and value):
+            raise SweepError(f"{subject} must be KEY=VALUE, got {part!r}. Write it as width=128.")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options

@@ -32,6 +32,17 @@ def load_object(name: str) -> Any:
         ) from error
 
 
+def object_name(value: Any) -> str:
+    """Return `module:object` of a function or class, so that workers can import it too."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if module in (None, "__main__") or not name.isidentifier():
+        raise SweepError(
+            f"functions and classes must be importable by name, got {name or value!r} of {module}. "
+            "Put it at the top level of a module."
+        )
+    return f"{module}:{name}"
+
+
 def describe_objects(names: Iterable[str]) -> str:
     """Return each object's name with the file of its module and its hash; imports nothing."""
     descriptions = []

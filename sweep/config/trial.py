@@ -118,6 +118,7 @@ class TrialConfig(Settings):
     science: Science
     execution: Execution
     tokens_per_sequence: int
+    flops_per_token: float | None = None
     steps: int
     warmup_steps: int
     token_budget: int | None = None  # before rounding to whole steps; None: unknown

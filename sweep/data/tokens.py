@@ -285,27 +285,27 @@ def _permutation(windows: int, seed: int, epoch: int) -> Ints:
 
 
 class SequenceStream:
-    """The endless order of windows, the same at every batch size: a seeded permutation per epoch.
+    """The endless order of sequences, the same at every batch size: a permutation per epoch."""
 
-    Window i is tokens[iT … iT+T]: T = `context` inputs and, shifted by one, T targets.
-    """
-
-    def __init__(self, token_count: int, context: int, seed: int) -> None:
-        self.windows = (token_count - 1) // context  # per epoch
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size  # sequences of an epoch
         self._seed = seed
 
-    def window_indices(self, start: int, count: int) -> Ints:
-        """Return the windows at stream positions start … start + count − 1, (count,)."""
+    def indices(self, start: int, count: int) -> Ints:
+        """Return the sequences at stream positions start … start + count − 1, (count,)."""
         parts = [np.empty(0, np.int64)]
-        for epoch in range(start // self.windows, (start + count - 1) // self.windows + 1):
-            permutation = _permutation(self.windows, self._seed, epoch)
-            first = epoch * self.windows
+        for epoch in range(start // self.size, (start + count - 1) // self.size + 1):
+            permutation = _permutation(self.size, self._seed, epoch)
+            first = epoch * self.size
             parts.append(permutation[max(start - first, 0) : start + count - first])
         return np.concatenate(parts)
 
 
 def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
-    """Return the tokens of windows, (n, T + 1): inputs are [:, :-1], targets [:, 1:]."""
+    """Return the tokens of windows, (n, T + 1): inputs are [:, :-1], targets [:, 1:].
+
+    Window i is tokens[iT … iT+T], with T = `context`.
+    """
     positions = indices[:, None] * context + np.arange(context + 1)
     return np.asarray(tokens[positions], dtype=np.int64)
 

@@ -14,7 +14,7 @@ from sweep.models import build_without_weights, weight_dtype
 from sweep.training.parallel import layers_of
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
-from sweep.workloads import build_workload
+from sweep.workloads import build_workload, count_flops
 
 STAGES = get_args(Execution.model_fields["zero"].annotation)
 CPU = torch.device("cpu")
@@ -102,6 +102,15 @@ def forecast_step(config: TrialConfig) -> Forecast:
             f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
             f"got {describe_error(error)[:200]}. Measure it with `sweep probe`."
         ) from error
+
+
+def forecast_flops(config: TrialConfig) -> float:
+    """Count the FLOPs per token of a training step."""
+    workload = build_workload(config, CPU)
+    model = build_without_weights(workload.build_model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _allocate(model, torch.float32)
+        return count_flops(workload, model)
 
 
 def _allocate(model: nn.Module, dtype: torch.dtype) -> None:

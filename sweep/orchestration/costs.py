@@ -27,7 +27,7 @@ UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single 
 
 
 def plan_sweep(
-    experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
+    experiment: str | None = None, *, out: str | Path | None = None, **settings: Any
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     request = read_request(experiment, settings, out)

@@ -35,8 +35,7 @@ def _plan_steps(
     plan = planning.first_plan(whole, planning.identify_inputs(whole), is_elsewhere).located(HERE)
     head = {
         "experiment": plan.experiment,
-        "model": plan.model.model_dump()
-        | {"parameters": plan.model.parameters or planning.inspect_plan(plan, HERE)},
+        "model": plan.model.model_dump(),
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
@@ -48,7 +47,7 @@ def _plan_steps(
     return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head
 
 
-def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
+def forecast_memory(experiment: str | None = None, **settings: Any) -> dict[str, Any]:
     """Return the document of `sweep forecast --json`, peak memory at every batch size.
 
     The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
@@ -99,7 +98,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
 
 
 def probe_memory(
-    experiment: str = "tinystories",
+    experiment: str | None = None,
     *,
     largest: int | None = None,
     multiple: int = 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, load_experiment
-from sweep.config.objects import describe_objects, identify_code, require_extra
+from sweep.config.objects import describe_objects, identify_code, object_name, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable
@@ -17,6 +17,7 @@ from sweep.memory.jobs import largest_on_this_machine
 from sweep.plan.plan import (
     Inputs,
     Plan,
+    PlannedModel,
     build_plan,
     grow_plan,
     load_plan,
@@ -51,10 +52,14 @@ class Request:
 
 
 def read_request(
-    experiment: str, values: Mapping[str, Any], out: str | Path | None = None
+    experiment: str | None, values: Mapping[str, Any], out: str | Path | None = None
 ) -> Request:
     """Parse a command: an experiment and values of settings by name, None if left out."""
-    settings = {name: value for name, value in values.items() if value is not None}
+    settings = {
+        name: object_name(value) if callable(value) else value
+        for name, value in values.items()
+        if value is not None
+    }
 
     def parse(table: type[Table]) -> Table:
         names = [setting.name for setting in settings_of(table) if setting.name in settings]
@@ -84,7 +89,7 @@ def identify_user_code(request: Request) -> Request:
     code, declared = run_job(identify_code, objects, tuple(Declared.model_fields))
     if experiment.workload in objects:
         own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
-        experiment = experiment.model_copy(update={"declared": own})
+        experiment = experiment.with_declared(own)
     return replace(request, experiment=experiment, code=code)
 
 
@@ -125,8 +130,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     if old is None:
         is_elsewhere = is_elsewhere or request.services.executor != "local"
         new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
-        model = new.model.model_copy(update={"parameters": inspect_plan(new, folder)})
-        execution = new.execution.model_copy(update=_bound_by_memory(new))
+        execution, model = new.execution.model_copy(update=_bound_by_memory(new)), new.model
         new = build_plan(new.settings, execution, inputs, command=command)
         plan = new = new.model_copy(update={"model": model})
     else:
@@ -169,6 +173,7 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
     plan = build_plan(experiment, execution, inputs, command=request.command)
+    plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
     reason = _reason_for_eager_steps(plan)
     text = f"eager: {reason}" if reason else "torch.compile"
     decided = {"compile": not reason, "compile_reason": text}
@@ -217,7 +222,7 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
     from sweep.training.device import has_compiler, is_available
 
     execution, model = plan.execution, plan.settings.model
-    flops = (model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
+    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
     is_cpu, device = execution.device == "cpu", execution.device
     reasons = {
         "the model's steps are too small to compile": not model.is_worth_compiling,
@@ -245,24 +250,31 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
 
 
-def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
-    """Check user code and prompts in a child process; return the number of parameters."""
+def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
+    """Build the workload and its model once in a child process; return what was built."""
     settings = plan.settings
-    if settings.model.parameters is not None and not (plan.code or settings.traits.samples):
-        return settings.model.parameters
+    if settings.model.flops_per_token is not None and not (plan.code or settings.traits.samples):
+        return plan.model
     config = plan.located(folder).trial_config(plan.trials[0])
-    parameters: int | None = run_job(inspect_trial, config)
-    return parameters
+    parameters, flops = run_job(inspect_trial, config)
+    counted = {"parameters": parameters, "flops_per_token": flops}
+    if settings.model.parameters not in (None, parameters):  # the workload builds another one
+        counted |= {"name": settings.workload, "embedding_parameters": None}
+    return plan.model.model_copy(update=counted)
 
 
-def inspect_trial(config: TrialConfig) -> int | None:
-    """Check that a trial's workload can be built and scored, and count the model's parameters."""
+def inspect_trial(config: TrialConfig) -> tuple[int, float | None]:
+    """Check that a trial's workload can be built; count its parameters, and FLOPs per token."""
     from sweep.data.tokens import find_prepared
-    from sweep.workloads import check_workload
+    from sweep.memory.forecast import forecast_flops
+    from sweep.workloads import inspect_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
-    return check_workload(config, text)
+    parameters, flops = inspect_workload(config, text)
+    if flops is None and not config.science.traits.samples:  # a model of a library
+        flops = forecast_flops(config)
+    return parameters, flops
 
 
 def identify_inputs(request: Request) -> Inputs:

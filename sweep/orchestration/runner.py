@@ -50,7 +50,7 @@ class Summary:
 
 
 def run_sweep(
-    experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
+    experiment: str | None = None, *, out: str | Path | None = None, **settings: Any
 ) -> Summary:
     """Run the unfinished trials of a sweep; afterwards call `sweep.write_report(folder)`.
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sweep.config.objective import Objective
 from sweep.plan.plan import PlannedTrial, parse_plan
 from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
 from sweep.trial.lease import is_locked, read_owner
@@ -11,7 +12,9 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     """Return the document that `sweep status --json` prints."""
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     has_runner = is_locked(folder.lock_path)
-    rows = [_trial_status(folder.trial(str(row.id)), row, has_runner) for row in plan.known_trials]
+    trials = [(folder.trial(str(row.id)), row) for row in plan.known_trials]
+    metric = plan.settings.traits.objective
+    rows = [_trial_status(trial, row, has_runner, metric) for trial, row in trials]
     rates = {r["batch_size"]: r["tokens_per_second"] for r in rows if r["tokens_per_second"]}
     for row, planned in zip(rows, plan.known_trials, strict=True):
         rate = row["tokens_per_second"] or rates.get(row["batch_size"])
@@ -28,19 +31,30 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
         ends.append((State.WAITING, None))  # tuning will plan more trials
     is_running = has_runner or any(state is State.RUNNING for state, _ in ends)
     state = State.RUNNING if is_running else overall_state(ends)
-    return {"sweep": folder.name, "state": state, "eta_seconds": seconds, "trials": rows}
+    return {
+        "sweep": folder.name,
+        "state": state,
+        "eta_seconds": seconds,
+        "metric": metric.name,
+        "unit": plan.settings.traits.tokens,
+        "trials": rows,
+    }
 
 
-def _trial_status(trial: TrialFolder, row: PlannedTrial, has_runner: bool) -> dict[str, Any]:
+def _trial_status(
+    trial: TrialFolder, row: PlannedTrial, has_runner: bool, metric: Objective
+) -> dict[str, Any]:
     status = trial.read_status()
     state = status.state
     if state is State.RUNNING and not is_locked(trial.lease_path):  # dead, or waits for a cluster
         has_started = read_owner(trial.lease_path).get("fencing") == status.fencing
         state = State.RUNNING if has_runner and has_started else State.WAITING
     last = trial.find_result() if state.is_finished else None
+    value = last and last.get(metric.name)
     if last is None:
-        lines = reversed(trial.find_metrics())
+        lines = [*reversed(trial.find_metrics())]
         last = next((line for line in lines if "train/loss" in line), {})
+        value = next((line[metric.curve] for line in lines if metric.curve in line), None)
     return {
         **row.model_dump(include={"id", "stage", "batch_size", "seed", "learning_rate"}),
         "state": state,
@@ -48,6 +62,7 @@ def _trial_status(trial: TrialFolder, row: PlannedTrial, has_runner: bool) -> di
         "message": " ".join(status.message.split()),
         "tokens": last.get("tokens", 0),
         "loss": last.get("final_valid_loss", last.get("train/loss")),
+        "value": value,  # of the metric
         "tokens_per_second": last.get("tokens_per_second", last.get("perf/tokens_per_second")),
         "eta_seconds": None,
     }

@@ -68,6 +68,7 @@ class PlannedModel(Settings):
     name: str
     parameters: int | None
     embedding_parameters: int | None
+    flops_per_token: float | None = None  # in training; None: not known
 
 
 class Plan(Inputs):
@@ -113,6 +114,7 @@ class Plan(Inputs):
             science=self.science(row, row.learning_rate or 1e-9),
             execution=self.execution,
             tokens_per_sequence=self.tokens_per_sequence,
+            flops_per_token=self.model.flops_per_token,
             steps=row.steps,
             warmup_steps=row.warmup_steps,
             token_budget=tuning_budget or self.token_budget,
@@ -324,9 +326,9 @@ def _first_difference(old: Any, new: Any, key: str = "") -> str:
     return next(filter(None, (_first_difference(*pair) for pair in pairs)), "")
 
 
-def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
+def typed_command(experiment: str | None, flags: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the words of a `sweep run`; flags that are None or False are left out."""
-    words = ["sweep", "run", experiment]
+    words = ["sweep", "run", *([experiment] if experiment else [])]
     for name, value in flags.items():
         if value is None or value is False:
             continue
@@ -362,7 +364,7 @@ def command_with(plan: Plan, **flags: Any) -> str:
         if (flag := f"--{name.replace('_', '-')}") in words:
             index = words.index(flag)
             del words[index : index + 2]
-    return shlex.join([*words, *typed_command("", flags)[3:]])
+    return shlex.join([*words, *typed_command(None, flags)[2:]])
 
 
 def answering_command(plan: Plan) -> str | None:

@@ -89,7 +89,7 @@ def plot_answer(answer: Answer) -> Figure:
     gaps.yaxis.set_major_formatter("{x:g}")
     gaps.yaxis.set_minor_formatter("{x:g}")
     gaps.set_ylim(0, top)
-    what = "tokens" if is_ratio else answer.metric.replace("_", " ")
+    what = "tokens" if is_ratio else answer.compared.title
     gaps.set_ylabel(f"{what} given up against the best [{unit}]".replace(" []", ""))
     longest = max((row.seconds or 0.0 for row in answer.batch_sizes), default=0.0) or 1.0
     purpose = "to the target" if is_ratio else "of training"

@@ -64,6 +64,8 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         scope=scope_of(sweep.trials, sweep.leading.label, sweep.plan) if sweep.leading else "",
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
+        has_train_loss=trials["final_train_loss"].notna().any() or not cells["complete"].any(),
+        other_metrics=frames.other_metrics(sweep.compared, sweep.plan.settings.objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[trials["message"].notna()].to_dict("records"),
         gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
@@ -220,7 +222,7 @@ MARKDOWN = Environment(
 )
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
-    "loss": _with_spread("{:.4f}".format),
+    "loss": _with_spread(lambda value: f"{value:{'.4f' if 0.1 <= abs(value) < 1e3 else '.5g'}}"),
     "estimate": lambda estimate, form=".4g": format(estimate, form),
     "count": _with_spread("{:,.0f}".format),
     "signed": "{:+.3f}".format,

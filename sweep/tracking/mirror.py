@@ -194,6 +194,7 @@ class Mirror(threading.Thread):
             times = [_point(line)[1] for line in lines[-1:]]
             end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
             params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
+            params[self.plan.settings.traits.tokens] = params.pop("tokens")
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last
 
@@ -224,11 +225,12 @@ class Mirror(threading.Thread):
             for name, value in result.items()
             if isinstance(value, int | float) and name not in NOT_RESULTS
         }
+        unit = self.plan.settings.traits.tokens  # or examples
         position = {key: lines[-1][key] if lines else 0 for key in POSITION}
         settled = read_metrics(trial.metrics_path, length)
         new_lines = [line for line in settled if line["tokens"] >= first]
         metrics = [
-            Metric(key, float(value), _point(line)[1], line["tokens"])
+            Metric(key.replace("tokens", unit), float(value), _point(line)[1], line["tokens"])
             for line in [*new_lines, position | final]
             for key, value in line.items()
             if key not in POSITION and value is not None

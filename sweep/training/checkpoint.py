@@ -31,7 +31,6 @@ from sweep.workloads import ranks
 
 NOTES = "progress.json"
 WHOLE = "state.safetensors"  # all tensors of a trial on one device
-DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
 
 
@@ -90,11 +89,11 @@ class Progress:
         self.points_at_target = self.points_at_target + 1 if is_there else 0
         return "trained" if self.points_at_target >= CONFIRMED else None
 
-    def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
-        """Return True if this loss, or a run of losses above the start, means divergence."""
+    def is_diverging(self, loss: float, margin: float = math.inf) -> bool:
+        """Return True if this loss, or a run of them `margin` above the start, is divergence."""
         if not math.isfinite(loss):
             return True
-        is_above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
+        is_above = loss > self.start_loss + margin
         self.points_above_start = self.points_above_start + 1 if is_above else 0
         return self.points_above_start >= DIVERGED_POINTS
 

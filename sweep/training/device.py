@@ -103,7 +103,7 @@ def peak_flops(name: str) -> float | None:
 
 def flop_utilization(config: TrialConfig, device: torch.device, rate: float) -> float | None:
     """Return the share of the devices' peak FLOPs at a rate in tokens/s; None if not known."""
-    flops = config.science.model.flops_per_token
+    flops = config.flops_per_token
     if not flops or device.type != "cuda" or not config.science.precision.startswith("bf16"):
         return None
     peak = peak_flops(device_name(device))

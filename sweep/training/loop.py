@@ -133,7 +133,7 @@ def train(
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
                 line |= steps.end_interval()
-                if progress.is_diverging(line["train/loss"], not step.samples):
+                if progress.is_diverging(line["train/loss"], step.workload.divergence_margin):
                     ending = "diverged"
             if t in valid_points and ending is None:
                 metrics = ranks.broadcast(step.run_evaluation(step.workload.evaluate_metrics))

@@ -18,12 +18,20 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from sweep.errors import SweepError, WorkerDied, describe_error
+from sweep.errors import (
+    SweepError,
+    WorkerDied,
+    causes_of,
+    describe_error,
+    user_location,
+    without_secrets,
+)
 from sweep.trial.files import cache_dir
 
 FORK = multiprocessing.get_context("fork")
@@ -126,6 +134,7 @@ def _pass_to_server(pipe: Connection) -> None:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "sweep.training", "--serve", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
+                    stdout=2,  # what user code prints is not a result
                     pass_fds=[theirs.fileno()],
                     env={**worker_environment(), **os.environ, "PYTHONPATH": path},
                     process_group=0,  # Ctrl-C in the terminal does not reach it
@@ -185,13 +194,25 @@ def _run(pipe: Connection) -> None:
         threading.Thread(target=listen, daemon=True).start()
         answer = {"result": function(*arguments, lambda: stops[0] if stops else None)}
     except Exception as error:
-        answer = {"error": describe_error(error)}
+        answer = {"error": describe_error(error) + _log_user_error(error)}
     with contextlib.suppress(OSError):
         pipe.send(answer)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # without waiting for threads of the user's code
+
+
+def _log_user_error(error: BaseException) -> str:
+    """Write the traceback of an error in user code to a log; return a sentence about it."""
+    log = cache_dir() / "user-code.log"
+    if not any(map(user_location, causes_of(error))):
+        return ""
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(without_secrets("".join(traceback.format_exception(error))))
+        return f" The traceback is in {log}."
+    return ""
 
 
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:

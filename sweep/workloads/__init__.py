@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
@@ -42,8 +44,29 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     return workload
 
 
-def check_workload(config: TrialConfig, text: TokenizedText | None) -> int:
-    """Check that a trial's workload can start; return the number of its model's parameters."""
+def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> tuple[int, float | None]:
+    """Build a trial's workload and model; return the model's parameters and FLOPs per token.
+
+    The user's code also computes a loss, and its FLOPs are counted.
+    """
+    science = config.science
     workload = build_workload(config, torch.device("cpu"))
     workload.check(text)
-    return sum(part.numel() for part in build_without_weights(workload.build_model).parameters())
+    flops: float | None = science.model.flops_per_token
+    names = ", ".join(science.user_objects or [science.workload])
+    with user_code(f"{names} must build a model and compute a loss"):
+        if science.code is None:
+            model = build_without_weights(workload.build_model)
+        else:
+            model = workload.build_model()
+            if not science.traits.samples:
+                flops = count_flops(workload, model)
+    return sum(weight.numel() for weight in model.parameters()), flops
+
+
+def count_flops(workload: Workload, model: nn.Module) -> float:
+    """Return the FLOPs per token of matrix products, convolutions and attention in a step."""
+    with FlopCounterMode(display=False) as counter:
+        loss = workload.loss_sum(model, workload.random_batch(2))
+        loss.backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops()) / (2 * workload.tokens_per_sequence)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.data.sources import needs_datasets
 from sweep.data.tokens import (
-    SequenceStream,
     TextTokenizer,
     TokenizedText,
     document_of_targets,
@@ -36,12 +35,13 @@ FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation 
 
 
 class LanguageWorkload(Workload):
+    is_language = True
+
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.vocabulary and config.science.evaluation.sequences
         super().__init__(config, device)
         self.vocabulary: int = config.science.model.vocabulary
         self.evaluation_sequences: int = config.science.evaluation.sequences
-        self.tokens_per_sequence = config.science.traits.tokens_per_sequence
 
     @cached_property
     def text(self) -> TokenizedText | None:
@@ -100,6 +100,7 @@ class LanguageWorkload(Workload):
 
 class Pretrain(LanguageWorkload):
     unit = "nats"
+    divergence_margin = 1.0
 
     def check(self, text: TokenizedText | None) -> None:
         if text is not None:
@@ -113,12 +114,11 @@ class Pretrain(LanguageWorkload):
         return text
 
     @cached_property
-    def stream(self) -> SequenceStream:
-        seed = self.config.science.seed
-        return SequenceStream(len(self.text.train), self.tokens_per_sequence, seed)
+    def train_sequences(self) -> int:
+        return (len(self.text.train) - 1) // self.tokens_per_sequence
 
     def build_batch(self, first: int, count: int) -> Batch:
-        return (self._windows(self.text.train, self.stream.window_indices(first, count)),)
+        return (self._windows(self.text.train, self.stream.indices(first, count)),)
 
     def random_batch(self, count: int) -> Batch:
         shape = (count, self.tokens_per_sequence + 1)
@@ -160,8 +160,8 @@ class Pretrain(LanguageWorkload):
         """Evaluate validation by document, and training windows that every batch size has seen."""
         text, context = self.text, self.tokens_per_sequence
         trained = self.config.science.tokens // context
-        count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
-        train = self._losses(model, text.train, self.stream.window_indices(0, count))
+        count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.train_sequences)
+        train = self._losses(model, text.train, self.stream.indices(0, count))
         windows = (len(text.valid) - 1) // context
         losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
         if windows * context + 1 < len(text.valid):  # the last window is shorter
@@ -192,6 +192,3 @@ class Pretrain(LanguageWorkload):
         if self.device.type == "cuda":  # pinned memory lets the copy overlap with the computation
             windows = windows.pin_memory()
         return windows.to(self.device, non_blocking=True)
-
-    def epochs(self) -> float:
-        return self.config.science.tokens / (self.stream.windows * self.tokens_per_sequence)

@@ -49,7 +49,7 @@ def _(indices: Tensor, seed: int, dimensions: int) -> Tensor:
 
 
 class NoisyQuadratic(Workload):
-    tokens_per_sequence = 1
+    divergence_margin = 1.0
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.kind == "quadratic"

@@ -100,7 +100,7 @@ class Openings(Task):
     def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
         self._text, self._seed, self._prompt_tokens = text, seed, prompt_tokens
         self.prompts_in_epoch = text.train_documents
-        self._order = SequenceStream(text.train_documents + 1, 1, seed)
+        self._order = SequenceStream(text.train_documents, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
 
     def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
@@ -108,7 +108,7 @@ class Openings(Task):
         if is_held_out not in self._ends:
             self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == SEPARATOR_ID)
         ends = self._ends[is_held_out]
-        index = number % len(ends) if is_held_out else self._order.window_indices(number, 1)[0]
+        index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0
         return list(split[start : min(int(ends[index]), start + tokens)].tolist())
 

@@ -1,7 +1,9 @@
 """The base class of workloads, and running means of their metrics."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from sweep.config.experiment import REWARD_STATISTICS
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import TokenizedText
+from sweep.data.tokens import SequenceStream, TokenizedText
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
@@ -38,16 +40,19 @@ class Workload:
     Derived classes define `build_model`, `build_batch`, `loss_sum` and `evaluate`.
     """
 
-    tokens_per_sequence: int  # 1 if a sequence is an example without tokens
+    is_language = False  # whether it trains the experiment's model on the experiment's text
+    tokens_per_sequence: int  # by default 1: a sequence is an example without tokens
     objective = "loss"  # the metric of `evaluate` that batch sizes are compared by
     direction = "minimize"  # or maximize
     unit = ""
     tolerance = 0.01  # so far from the best is good enough
+    divergence_margin = math.inf  # training losses so far above the first evaluation diverge
     updates_per_step = 1  # optimizer steps on one batch
     is_rehearsal = False  # in a forecast, which skips work that does not affect the peak
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        self.tokens_per_sequence = config.tokens_per_sequence  # as the class declares it
         self.meter = Meter()  # means of its own metrics since the last log line
         # Called at the end of each phase of `roll_out`.
         self.on_phase: Callable[[str], None] = lambda name: None
@@ -95,9 +100,21 @@ class Workload:
         """Evaluate the whole validation split and a fixed set of training sequences."""
         return FinalEvaluation(self.evaluate_metrics(model))
 
+    @cached_property
+    def train_sequences(self) -> int | None:
+        """The number of training sequences; None if they never repeat."""
+        return None
+
+    @cached_property
+    def stream(self) -> SequenceStream:
+        """The order of the training sequences, which is the same at every batch size."""
+        assert self.train_sequences, "train_sequences must be set"
+        return SequenceStream(self.train_sequences, self.config.science.seed)
+
     def epochs(self) -> float | None:
         """Return how many times the trial sees the training data; None if it never repeats."""
-        return None
+        sequences = self.config.science.tokens / self.tokens_per_sequence
+        return self.train_sequences and sequences / self.train_sequences
 
 
 class Meter:

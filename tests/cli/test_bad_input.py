@@ -109,9 +109,9 @@ MODULES = {  # by flag and name: source, and a part of the message
     ("--model", "empty"): ("import torch\ndef build(**k): return torch.nn.Identity()", "weights"),
     ("--model", "fails"): ("def build(**sizes): raise ValueError('bad')", "ValueError: bad"),
     ("--workload", "number"): ("build = 5", "'int' object is not callable"),
-    ("--workload", "none"): ("def build(config, device): return None", "type NoneType"),
+    ("--workload", "none"): ("def build(config, device): return None", "it builds a NoneType"),
     ("--workload", "fails"): ("def build(config, device): raise ValueError('a')", "ValueError: a"),
-    ("--workload", "empty"): ("class build:\n def __init__(self, c, d): 0", "evaluate_finally"),
+    ("--workload", "empty"): ("class build:\n def __init__(self, c, d): 0", "it builds a build"),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 from sweep.trial.folder import TrialFolder
 from sweep.workloads.quadratic import NoisyQuadratic
+from sweep.workloads.workload import FinalEvaluation
 
 
 def file(name):
@@ -64,8 +65,9 @@ class RaisesOnceAtTheBestRate(NoisyQuadratic):
 class EndsInNan(NoisyQuadratic):
     def evaluate_finally(self, model):
         final = super().evaluate_finally(model)
-        final.valid_losses[0, 0] = float("nan")
-        return final
+        losses = final.valid_losses.copy()
+        losses[0, 0] = float("nan")
+        return FinalEvaluation({}, losses)
 
 
 class NeverFinite(NoisyQuadratic):

@@ -145,6 +145,7 @@ def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
     decides = {
         *("name", "question", "seeds", "tuning", "answer"),  # which trials there are
         "declared",  # by code whose hash is in the id
-        *("budget", "batches", "lr", "vocabulary", "context", "init"),  # resolved under other names
+        # resolved under other names
+        *("budget", "batches", "lr", "vocabulary", "context", "command", "model_option", "init"),
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides

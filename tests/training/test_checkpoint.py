@@ -172,14 +172,14 @@ def test_a_damaged_checkpoint_does_not_count_as_newer_than_later_ones(trial):
 )
 def test_a_trial_diverges_with_its_last_loss_or_not_at_all(losses, has_diverged):
     progress = Progress(start_loss=9.2)
-    *earlier, last = [progress.is_diverging(loss) for loss in losses]
+    *earlier, last = [progress.is_diverging(loss, 1.0) for loss in losses]
     assert not any(earlier) and last is has_diverged
 
 
 def test_a_loss_that_does_not_measure_what_the_start_did_is_not_compared_with_it():
     progress = Progress(start_loss=-200.0)
-    assert not any(progress.is_diverging(0.0, is_like_start=False) for _ in range(100))
-    assert progress.is_diverging(math.nan, is_like_start=False)
+    assert not any(progress.is_diverging(1e9) for _ in range(100))
+    assert progress.is_diverging(math.nan)
 
 
 def test_every_second_is_charged_once():

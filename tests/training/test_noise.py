@@ -75,17 +75,17 @@ CONTEXT = 64  # of the experiment quick
 
 
 class ProbedWindows:  # a step and a workload that only records which windows are probed
-    microbatch_size, rollouts, parallel = 1, None, Parallel()
+    microbatch_size, samples, parallel = 1, False, Parallel()
 
     def __init__(self, config, windows):
         self.config, self.workload, self.probed = config, self, []
-        self.stream = SequenceStream(windows * CONTEXT + 1, CONTEXT, 0)
+        self.stream = SequenceStream(windows, 0)
 
     def epochs(self):
-        return self.config.science.tokens / (self.stream.windows * CONTEXT)
+        return self.config.science.tokens / (self.stream.size * CONTEXT)
 
     def build_batch(self, first, count):
-        self.probed += self.stream.window_indices(first, count).tolist()
+        self.probed += self.stream.indices(first, count).tolist()
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def probed_windows(monkeypatch):
             probe = noise.NoiseProbe(step.config, step, Progress())
             for milestone in probe.steps:
                 probe.metrics(milestone)
-            trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
+            trained = step.stream.indices(0, row.tokens // CONTEXT).tolist()
             pairs.append((step.probed, set(trained)))  # of one batch size
         return pairs
 

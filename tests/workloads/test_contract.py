@@ -13,7 +13,7 @@ from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
-from sweep.workloads import build_workload, check_workload, ranks
+from sweep.workloads import build_workload, inspect_workload, ranks
 from sweep.workloads.workload import Workload
 from tests.workloads.trials import CPU, GRPO, grpo_config, trial_config
 
@@ -110,8 +110,8 @@ def test_a_workload_that_can_start_passes_the_check(config):
     science, text = config.science, None
     if science.data:
         text = prepare_data(science.data, None, science.tokenizer)
-    check_workload(config, text)
-    check_workload(config, None)
+    inspect_workload(config, text)
+    inspect_workload(config, None)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_a_workload_that_can_start_passes_the_check(config):
         ("Half", "it builds a Half."),
         ("Short", "tokens_per_sequence 7 instead of the experiment's 64"),
         ("number", "TypeError"),
-        ("Raising", "but raised ValueError: no weights. Correct it."),
+        ("Raising", "but raised ValueError: no weights (own_workload.py, line 15). Correct it."),
     ],
 )
 def test_a_user_workload_that_cannot_start_is_refused(user_module, name, message):
     config = trial_config("quick", workload=f"own_workload:{name}")
     with pytest.raises(SweepError, match=re.escape(message)):
-        check_workload(config, None)
+        inspect_workload(config, None)
 
 
 def test_a_text_that_does_not_fill_a_window_is_refused():
@@ -134,7 +134,7 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
     text = prepare_data(config.science.data, None, config.science.tokenizer)
     longer = config.model_copy(update={"tokens_per_sequence": len(text.valid)})
     with pytest.raises(SweepError, match="at least one window"):
-        check_workload(longer, text)
+        inspect_workload(longer, text)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
     if is_prepared:
         text = prepare_data(synthetic_identity(), None, config.science.tokenizer)
     with pytest.raises(SweepError, match=message):
-        check_workload(config, text)
+        inspect_workload(config, text)
 
 
 def test_random_batches_of_grpo_have_completions_of_the_maximum_length():
