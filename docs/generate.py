@@ -24,7 +24,6 @@ from sweep.config.experiment import (
 )
 from sweep.config.models import (
     MODEL_PRESETS,
-    ElmanSettings,
     HuggingFaceSettings,
     ModelBase,
     ObjectSettings,
@@ -65,7 +64,6 @@ Every flag also reads an environment variable, such as `SWEEP_RUN_BUDGET`.
 """
 MODELS: tuple[type[ModelBase], ...] = (
     TransformerSettings,
-    ElmanSettings,
     HuggingFaceSettings,
     ObjectSettings,
     QuadraticSettings,

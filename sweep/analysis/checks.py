@@ -81,9 +81,10 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
 
 def about_examples(check: Check) -> Check:
     """Reword a check of a workload whose sequences are examples without tokens."""
-    names = ("condition", "evidence")
-    texts = {name: re.sub("token|sequence", "example", getattr(check, name)) for name in names}
-    return replace(check, **texts)
+    condition, evidence = (
+        re.sub("token|sequence", "example", text) for text in (check.condition, check.evidence)
+    )
+    return replace(check, condition=condition, evidence=evidence)
 
 
 def check_curve(curve: StepsCurve) -> list[Check]:

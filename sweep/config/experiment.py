@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from sweep.config import SHIPPED
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
@@ -19,6 +20,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.config.objects import shipped_module
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -36,7 +38,6 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
-OWN = "own"  # the shipped experiment that names no model and no text
 MAX_EXPERIMENT_BYTES = 1 << 20
 METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # of an evaluation
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -202,7 +203,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         """The user's own workload, model and reward, each as module:object."""
         own_model = self.model.name if self.model.kind == "object" else ""
         names = (self.workload, own_model, (self.grpo and self.grpo.reward) or "")
-        return [name for name in names if ":" in name]
+        return [name for name in names if ":" in name and not shipped_module(name)]
 
 
 def _read_seeds(value: Any) -> Any:
@@ -327,11 +328,13 @@ def load_experiment(
 ) -> Experiment:
     """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field.
 
-    The default is `own` for the user's command or workload, else `tinystories`.
+    The default for the user's command or workload names no model and no text; else `tinystories`.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     is_own = "command" in flags or ":" in str(flags.get("workload", ""))
-    fields = _read_experiment(name or (OWN if is_own else "tinystories"))
+    fields: dict[str, Any] = {"lr": "1e-3"}
+    if name or not is_own:
+        fields = _read_experiment(name or "tinystories")
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
@@ -387,7 +390,7 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
         "data": fields.get("data"),
     }
     title = program.partition(":")[0].rpartition(".")[2] if command is None else Path(program).stem
-    return own | ({"name": title} if fields["name"] == OWN else {})
+    return {"name": title} | own if "name" not in fields else own
 
 
 def _program(command: str) -> str:
@@ -403,12 +406,9 @@ def _program(command: str) -> str:
 
 
 def _read_experiment(name: str) -> dict[str, Any]:
-    package = Path(__file__).parent.parent
-    shipped = package / "_experiments"  # in the wheel; otherwise the repository's
-    shipped = shipped if shipped.is_dir() else package.parent / "experiments"
-    path = Path(name) if name.endswith(".toml") or "/" in name else shipped / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") or "/" in name else SHIPPED / f"{name}.toml"
     if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
+        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
         raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
     try:
         if path.stat().st_size > MAX_EXPERIMENT_BYTES:

@@ -61,30 +61,6 @@ class TransformerSettings(ModelBase):
         return 6 * matrices + 6 * self.layers * self.context * self.d_model
 
 
-class ElmanSettings(ModelBase):
-    """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
-
-    kind: Literal["elman"] = "elman"
-    name: str
-    vocabulary: Positive
-    context: Positive
-    d_model: Positive
-    layers: Layers
-
-    @property
-    def embedding_parameters(self) -> int:  # one matrix for input and output
-        return self.vocabulary * self.d_model
-
-    @property
-    def parameters(self) -> int:
-        d = self.d_model
-        return self.embedding_parameters + self.layers * (5 * d * d + 3 * d) + 2 * d
-
-    @property
-    def flops_per_token(self) -> int:  # training FLOPs, 6 per weight of a matrix
-        return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
-
-
 class ForeignModel(ModelBase):
     """A model that is defined elsewhere; its parameters are counted after it is built."""
 
@@ -157,12 +133,7 @@ class QuadraticSettings(ModelBase):
 
 
 ModelSettings = Annotated[
-    TransformerSettings
-    | ElmanSettings
-    | HuggingFaceSettings
-    | ObjectSettings
-    | OwnModel
-    | QuadraticSettings,
+    TransformerSettings | HuggingFaceSettings | ObjectSettings | OwnModel | QuadraticSettings,
     Field(discriminator="kind"),
 ]
 

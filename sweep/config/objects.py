@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
+from sweep.config import SHIPPED, sha256_of_file
 from sweep.errors import SweepError, describe_error
 
 
@@ -24,12 +24,24 @@ def load_object(name: str) -> Any:
     if (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
     try:
-        return getattr(importlib.import_module(module), attribute)
+        if (path := shipped_module(name)) is None:
+            return getattr(importlib.import_module(module), attribute)
+        loader = importlib.machinery.SourceFileLoader(module, str(path))
+        code = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(module, loader))
+        loader.exec_module(code)
+        return getattr(code, attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
             f"{name!r} cannot be imported ({describe_error(error)}). "
             "Correct it, install it, or run from its folder."
         ) from error
+
+
+def shipped_module(name: str) -> Path | None:
+    """Return the file of a model that a shipped experiment brings; None for the user's own."""
+    module = name.partition(":")[0]
+    path = SHIPPED / f"{module}.py"
+    return path if module.isidentifier() and path.is_file() else None
 
 
 def object_name(value: Any) -> str:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from sweep.config.models import ModelSettings, ObjectSettings
 from sweep.config.objects import load_object
 from sweep.errors import user_code
-from sweep.models.elman import Elman
 from sweep.models.hugging_face import HuggingFace
 from sweep.models.quadratic import Quadratic
 from sweep.models.transformer import Transformer
@@ -32,7 +31,7 @@ class HasHidden(Protocol):
 
 
 _BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = dict(
-    transformer=Transformer, elman=Elman, quadratic=Quadratic, hugging_face=HuggingFace
+    transformer=Transformer, quadratic=Quadratic, hugging_face=HuggingFace
 )
 
 

@@ -14,7 +14,7 @@ PERMITTED = {
     ("sweep/memory/forecast.py", "torch._subclasses.fake_tensor"),
 }
 KINDS = {
-    *("transformer", "elman", "hugging_face", "object", "quadratic"),  # of models
+    *("transformer", "own", "hugging_face", "object", "quadratic"),  # of models
     *("pretrain", "grpo"),  # of workloads
 }
 PRIVATE = re.compile(r"(^|\.)_[a-zA-Z]")

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from experiments.elman import Elman, ElmanLayer, spectral_scale
 from sweep.config.models import MODEL_PRESETS, TransformerSettings
-from sweep.models.elman import Elman, ElmanLayer, spectral_scale
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
 from sweep.workloads.quadratic import NoisyQuadratic
 
@@ -78,8 +78,7 @@ class PlainElmanLayer(ElmanLayer):
 
 
 def plain_elman(vocabulary, context):
-    sizes = {"vocabulary": vocabulary, "context": context}
-    model = Elman(MODEL_PRESETS["elman"].model_copy(update=sizes), 0)
+    model = Elman(vocabulary, context, **MODEL_PRESETS["elman"].options)
     for layer in model.layers:
         layer.__class__ = PlainElmanLayer
     return model

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from sweep.config.models import (
-    ElmanSettings,
     HuggingFaceSettings,
     ObjectSettings,
     QuadraticSettings,
@@ -26,7 +25,7 @@ LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "max_position_embeddings": 24}  # fmt: skip
 MODELS = {
     "transformer": TransformerSettings(**{**model_preset("quick"), **SIZES}),
-    "elman": ElmanSettings(name="elman", d_model=16, layers=2, **SIZES),
+    "elman": ObjectSettings(name="elman:Elman", options={"d_model": 16, "layers": 2}, **SIZES),
     "gpt2": HuggingFaceSettings(name="gpt2", architecture="gpt2", sizes=GPT2, **SIZES),
     "llama": HuggingFaceSettings(name="llama", architecture="llama", sizes=LLAMA, **SIZES),
     "object": ObjectSettings(name="own_model:Own", options={"width": 16}, **SIZES),

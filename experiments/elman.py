@@ -9,35 +9,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sweep.config.models import ElmanSettings
-
 
 class Elman(nn.Module):
     """Map token ids (B, T) to logits (B, T, V)."""
 
-    def __init__(self, settings: ElmanSettings, seed: int, recomputes: bool = False) -> None:
+    activation_checkpointing = False
+
+    def __init__(self, vocabulary: int, context: int, d_model: int, layers: int) -> None:
         super().__init__()
-        self.activation_checkpointing = recomputes
-        width = settings.d_model
-        rows = torch.empty(settings.vocabulary, width)  # skips the default initialization
-        self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
-        self.layers = nn.ModuleList(ElmanLayer(width) for _ in range(settings.layers))
-        self.norm = nn.LayerNorm(width)
-        generator = torch.Generator().manual_seed(seed)
+        rows = torch.empty(vocabulary, d_model)  # skips the default initialization
+        self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)
+        self.layers = nn.ModuleList(ElmanLayer(d_model) for _ in range(layers))
+        self.norm = nn.LayerNorm(d_model)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                std = 0.02 if name.startswith("embedding") else width**-0.5
-                nn.init.normal_(parameter, std=std, generator=generator)
+                std = 0.02 if name.startswith("embedding") else d_model**-0.5
+                nn.init.normal_(parameter, std=std)
 
     def hidden(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)  # (B, T, D)
         recomputes = self.activation_checkpointing and self.training
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if recomputes else layer(x)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
     def output_weight(self) -> Tensor:
-        return self.embedding.weight  # type: ignore[no-any-return]
+        return self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.linear(self.hidden(ids), self.output_weight())
@@ -61,8 +58,8 @@ class ElmanLayer(nn.Module):
         gate = gate.transpose(0, 1).contiguous()
         recurrent = self.recurrent_weight * spectral_scale(self.recurrent_weight)
         weights = (part.to(inputs.dtype) for part in (self.input_weight, recurrent, self.bias))
-        mixed: Tensor = FusedCell.apply(inputs, gate, *weights)  # type: ignore[no-untyped-call]
-        return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
+        mixed: Tensor = FusedCell.apply(inputs, gate, *weights)
+        return x + self.out_proj(mixed.transpose(0, 1).contiguous())
 
 
 @torch.no_grad()
@@ -72,14 +69,14 @@ def spectral_scale(weight: Tensor) -> Tensor:
     for _ in range(3):
         v = F.normalize(weight.T @ u, dim=0)
         u = F.normalize(weight @ v, dim=0)
-    return 0.99 / (u @ (weight @ v))  # type: ignore[no-any-return]
+    return 0.99 / (u @ (weight @ v))
 
 
 class FusedCell(torch.autograd.Function):
     """Map inputs and gates (T, B, D), weights (D, D) and bias (D,) to gated states (T, B, D)."""
 
     @staticmethod
-    def forward(ctx, x, z, w_x, w_h, bias):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, z, w_x, w_h, bias):
         v = F.linear(x, w_x, bias)  # (T, B, D)
         h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
         states = h.unbind(0)
@@ -91,7 +88,7 @@ class FusedCell(torch.autograd.Function):
         return F.silu(z).mul_(h[1:])
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         x, z, w_x, w_h, h, _ = ctx.saved_tensors
         grad = grad.contiguous()
         gate = torch.sigmoid(z)
