@@ -166,25 +166,6 @@ def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop
     return point
 
 
-class Phases:
-    """Peak bytes and least seconds by phase. `take_peak` returns the peak since its last call."""
-
-    def __init__(self, take_peak: Callable[[], int]) -> None:
-        self._take_peak = take_peak
-        self.peaks: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-
-    def begin(self) -> None:
-        self._take_peak()
-        self._start = time.perf_counter()
-
-    def note(self, name: str) -> None:
-        taken = time.perf_counter() - self._start
-        self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
-        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
-        self._start = time.perf_counter()
-
-
 def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[str, Any]:
     step = TrainingStep(config, torch.device(config.execution.device))
     if config.execution.compile:
@@ -194,26 +175,36 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
     if step.optimizer is not None:
         step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
     rests, loss = [], math.nan
-    phases = Phases(memory.take_peak)
-    step.workload.on_phase = phases.note
+    peaks: dict[str, int] = {}
+    fastest: dict[str, float] = {}  # seconds by phase
+    start = 0.0
+
+    def end_phase(name: str) -> None:
+        nonlocal start
+        peaks[name] = max(peaks.get(name, 0), memory.take_peak())
+        fastest[name] = min(fastest.get(name, math.inf), time.perf_counter() - start)
+        start = time.perf_counter()
+
+    step.workload.on_phase = end_phase
     for _ in range(steps):
-        phases.begin()
+        memory.take_peak()
+        start = time.perf_counter()
         batch = step.workload.random_batch(config.science.batch_size)
         loss = step(batch, 1e-6).loss.item()
         del batch
-        phases.note("update")
+        end_phase("update")
         rests.append(memory.allocated_bytes())
-    seconds = dict(phases.seconds)  # an evaluation that samples has the same phases
-    fastest = sum(seconds.values())
+    phase_seconds = dict(fastest)  # an evaluation that samples has the same phases
+    seconds = sum(phase_seconds.values())
     step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
     return {
         "rest_bytes": int(statistics.median(rests)),
-        "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),
+        "peak_bytes": max(memory.take_peak(), *peaks.values()),
         **memory.statistics(),
-        "seconds_per_step": fastest,
-        "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / fastest,
+        "seconds_per_step": seconds,
+        "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / seconds,
         "optimizer_steps": len(updates),
         "loss": loss if math.isfinite(loss) else None,
         "rests": tuple(rests),
-        **({"phases": phases.peaks, "phase_seconds": seconds} if step.samples else {}),
+        **({"phases": peaks, "phase_seconds": phase_seconds} if step.samples else {}),
     }

@@ -132,25 +132,16 @@ def find_largest(
     for size in (4, 8) if top >= 8 else (1, top):
         if low < size < high:
             low, high = bounds_after(size)
-    used: Line | None = None  # the line that led to a bound's neighbour
+    used: tuple[Line, int] | None = None  # the line, and `low`, that led to a size
     is_bisected = False
     while high - low > 1:
         is_bisected |= len(peaks) >= LINEAR_POINTS
-        if high > top:
-            size = max(2 * low, 1)
-        elif high > 2 * low > 0:  # far apart: the geometric mean
-            size = min(max(math.isqrt(low * high), low + 1), high - 1)
-        else:
-            size = (low + high) // 2
+        size = 2 * low if high > top else math.isqrt(low * high)
         pairs = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
         line = fit_line(dict(pairs[-2:]))
         # Chords of a convex curve approach from one side only, so then every other size halves.
-        if line is not None and not (is_bisected and len(peaks) % 2):
-            predicted = min(line.largest(limit_bytes) // unit, 64 * max(low, 1))
-            if low < predicted < high:
-                size = predicted
-            elif line != used:
-                size = low + 1 if predicted <= low else high - 1
-                used = line
-        low, high = bounds_after(min(size, high - 1))
+        if line is not None and (line, low) != used and not (is_bisected and len(peaks) % 2):
+            used = line, low
+            size = min(line.largest(limit_bytes) // unit, 64 * max(low, 1))
+        low, high = bounds_after(min(max(size, low + 1), high - 1))
     return SearchResult(peaks, low * unit, is_bisected, is_capped=low == top)
