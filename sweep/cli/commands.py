@@ -86,15 +86,13 @@ def run(
     """
     from sweep.cli.show import Progress, print_plan, print_results
     from sweep.orchestration.costs import estimate
-    from sweep.orchestration.planning import check_writable, make_plan, read_request
+    from sweep.orchestration.planning import make_plan, read_request
     from sweep.orchestration.runner import check_request, finished_summary, run_plan
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
-    folder = request.folder
-    check_writable(folder.path)
-    planned = make_plan(request)
+    folder, planned = request.folder, make_plan(request)
     if only:
         planned = _only(planned, only)
     check_request(planned)
@@ -155,13 +153,12 @@ def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cau
         for row in plan.trials
         if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes)
     ]
-    seconds, is_unknown = sum(time or 0.0 for time in times), None in times
-    least = "at least " if plan.settings.seeds == "auto" else ""
-    question = f"This takes an estimated {least}{format_seconds(seconds)}."
-    if is_unknown:
-        question = "The time that this takes is not known."
-    if not is_unknown and seconds <= CONFIRM_SECONDS:
-        return
+    seconds, question = sum(time or 0.0 for time in times), "The time that this takes is not known."
+    if None not in times:
+        if seconds <= CONFIRM_SECONDS:
+            return
+        least = "at least " if plan.settings.seeds == "auto" else ""
+        question = f"This takes an estimated {least}{format_seconds(seconds)}."
     if not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
     click.confirm(f"{question} Run it?", abort=True, err=True)

@@ -188,13 +188,9 @@ def cost_on_cluster(
             f"--cluster needs a time estimate at batch size {', '.join(map(str, unknown))}. "
             "Complete one trial of this sweep on such a device, with this --out."
         )
-    is_tuning = any(row.id is None for row in rows)
-    rounds: list[list[float]] = [[], [], []]  # known rates, tuning, reports that await a rate
-    for row in rows:
-        number = 2 if row.id is None else int(is_tuning and row.stage == "tune")
-        rounds[number].append(row.forecast_seconds or 0.0)
     makespan = 0.0
-    for lengths in rounds:
+    for awaits_rate in (False, True):  # such reports start after all tuning trials
+        lengths = [row.forecast_seconds or 0.0 for row in rows if (row.id is None) is awaits_rate]
         free = [makespan] * (nodes * (gpus // per_trial))  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):
             heapq.heapreplace(free, free[0] + seconds)
@@ -205,6 +201,6 @@ def cost_on_cluster(
         "trials": len(rows),  # still to run
         "makespan_seconds": makespan,
         "device_hours": hours,
-        "busy_device_hours": per_trial * sum(map(sum, rounds)) / 3600,
+        "busy_device_hours": per_trial * sum(row.forecast_seconds or 0.0 for row in rows) / 3600,
         "price": None if price_per_device_hour is None else price_per_device_hour * hours,
     }

@@ -61,9 +61,7 @@ def run_sweep(
 
     Bad input raises SweepError before anything is written.
     """
-    request = planning.read_request(experiment, settings, out)
-    planning.check_writable(request.folder.path)
-    planned = planning.make_plan(request)
+    planned = planning.make_plan(planning.read_request(experiment, settings, out))
     check_request(planned)
     return finished_summary(planned) or run_plan(estimate(planned))
 
@@ -82,8 +80,9 @@ def finished_summary(
 
 
 def check_request(planned: planning.Planned) -> None:
-    """Refuse an experiment that trains nothing, and an executor or a store that cannot be used."""
+    """Refuse an experiment that trains nothing, and a folder or services that cannot be used."""
     services = planned.request.services
+    planning.check_writable(planned.request.folder.path)
     if planned.plan.settings.optimizer.name == "none":
         raise SweepError(
             f"experiment {planned.plan.experiment!r} has no optimizer and trains nothing. Use "

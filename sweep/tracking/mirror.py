@@ -124,10 +124,9 @@ class Mirror(threading.Thread):
         self._client = client = store.connect(self._address)
         if experiment := client.get_experiment_by_name(name):
             self._experiment_id = experiment.experiment_id  # if deleted, MLflow refuses new runs
-        elif self._address.startswith("http"):  # a server chooses the location of artifacts
-            self._experiment_id = client.create_experiment(name)
-        else:
-            self._experiment_id = client.create_experiment(name, location)
+        else:  # a server chooses the location of artifacts
+            is_served = self._address.startswith("http")
+            self._experiment_id = client.create_experiment(name, None if is_served else location)
         self._runs, self._plan_time = {}, 0
         for run in store.search_runs(client, self._experiment_id, "sweep.uid", self.plan.sweep_uid):
             trial_id = run.data.tags.get("sweep.trial_id", "")

@@ -85,27 +85,24 @@ def set_aside_damaged(path: Path, experiment: str = "", location: str = "") -> N
     """
     if not path.exists():
         return
-    artifacts = """
-        SELECT e.artifact_location, r.run_uuid, r.artifact_uri FROM experiments e
-        LEFT JOIN runs r ON r.experiment_id = e.experiment_id WHERE e.name = ?"""
+    elsewhere = """
+        SELECT 1 FROM experiments e LEFT JOIN runs r ON r.experiment_id = e.experiment_id
+        WHERE e.name = :name AND (
+            e.artifact_location IS NOT :location OR r.run_uuid GLOB '*[^0-9a-f]*'
+            OR r.artifact_uri != :location || '/' || r.run_uuid || '/artifacts')"""
     problem = "is damaged"
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             is_whole = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
             if is_whole and connection.execute("SELECT * FROM alembic_version").fetchall():
-                rows = connection.execute(artifacts, [experiment]).fetchall() if experiment else []
-                if all(_is_at(location, *row) for row in rows):
+                names = {"name": experiment, "location": location}
+                if not (experiment and connection.execute(elsewhere, names).fetchone()):
                     return
                 problem = "names artifacts of another folder"
     except sqlite3.Error as error:
         if sqlite_fault(error) != "damaged":
             raise
     LOG.warning("%s %s; it is written again. The old one: %s", path, problem, set_aside(path))
-
-
-def _is_at(location: str, root: str, run_id: str | None, uri: str | None) -> bool:
-    is_run = run_id is None or re.fullmatch("[0-9a-f]{32}", run_id)
-    return bool(is_run) and root == location and uri in (None, f"{location}/{run_id}/artifacts")
 
 
 def set_aside(path: Path) -> Path:

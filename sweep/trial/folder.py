@@ -153,9 +153,7 @@ class TrialFolder:
         Only its result makes a trial COMPLETE or diverged. A damaged file counts as missing.
         """
         try:
-            data = self.read_sealed(self.state_path) or asdict(TrialStatus())
-            names = data.keys() & TrialStatus.__dataclass_fields__.keys()
-            status = TrialStatus(**{name: data[name] for name in names})
+            status = TrialStatus(**(self.read_sealed(self.state_path) or {}))
         except (SweepError, OSError, ValueError) as damage:
             fencing = int(read_owner(self.lease_path).get("fencing", 0))
             message = " ".join(str(damage).split())

@@ -74,13 +74,9 @@ def read_owner(path: Path) -> dict[str, Any]:
         numbers = (owner.get(name, 0) for name in ("pid", "fencing", "counter"))
         # A sweep's folder may have another name on another machine; a trial's is its id.
         is_own = path.name != "lease.json" or owner.get("folder") == path.absolute().parent.name
-        if is_own and all(map(_is_count, numbers)):
+        if is_own and all(isinstance(number, int) and number >= 0 for number in numbers):
             return owner
     return {}
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
 
 
 class LeaseWatch:
