@@ -10,6 +10,7 @@ import glob
 import gzip
 import hashlib
 import importlib
+import json
 import os
 import re
 import sys
@@ -18,7 +19,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -45,7 +45,7 @@ SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
 MAX_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
 MAX_LINE_BYTES = 1 << 26  # of a JSON or CSV file
-MAX_DEPTH = 100
+MANY_BRACKETS = 100  # pyarrow reads as many levels
 MAX_CHARACTERS = 1 << 26  # of a text, unless its files are large
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
@@ -199,7 +199,7 @@ def _read_file(path: Path) -> Iterator[Piece]:
                 groups = map(file.row_group, range(file.num_row_groups))
                 _check_expansion(path, sum(group.total_byte_size for group in groups))
             else:
-                _check_lines(path, MAX_DEPTH if loader == "json" else sys.maxsize)
+                _check_lines(path, is_json=loader == "json")
             yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
 
@@ -209,22 +209,16 @@ def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
     return opener(path, *arguments, **options)  # type: ignore[no-any-return]
 
 
-def _check_lines(path: Path, most_depth: int) -> None:
+def _check_lines(path: Path, is_json: bool) -> None:
     """Refuse lines that `datasets` would read into memory at once, or that would crash pyarrow."""
     with _open_file(path, "rb") as file:
         while line := file.readline(MAX_LINE_BYTES + 1):
             _check_expansion(path, file.tell())
-            if len(line) > MAX_LINE_BYTES or _depth(line) > most_depth:
-                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB, nested {MAX_DEPTH} deep"
+            if len(line) > MAX_LINE_BYTES:
+                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB"
                 raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
-
-
-def _depth(line: bytes) -> int:
-    """Return how deep the brackets of a line of JSON are nested; 0 if they are too few to count."""
-    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
-        return 0
-    brackets = re.sub(rb'"(?:[^"\\]|\\.)*+"|[^][{}"]++', b"", line)
-    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
+            if is_json and line.count(b"[") + line.count(b"{") > MANY_BRACKETS:
+                json.loads(line)  # raises if they are nested too deep
 
 
 def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
