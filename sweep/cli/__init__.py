@@ -12,6 +12,7 @@ import click
 from sweep.cli.commands import COMMANDS
 from sweep.cli.options import echo
 from sweep.errors import SweepError, describe_error, without_secrets
+from sweep.trial.files import storage_problem
 
 
 @click.group(
@@ -58,8 +59,6 @@ def _explain(error: Exception) -> tuple[str, int]:
     """Return one sentence about an error, and the exit code."""
     if isinstance(error, click.ClickException):
         return error.format_message(), 2
-    from sweep.trial.files import storage_problem
-
     if problem := storage_problem(error, Path("the output")):
         return f"{problem} The same command resumes.", 1
     if isinstance(error, OSError):

@@ -19,6 +19,8 @@ import click
 from sweep.cli.options import SettingsCommand, echo, print_document
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
+from sweep.trial.files import cache_dir, refuse_links, remove
+from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
 if TYPE_CHECKING:
     from sweep.memory.search import Measurement
@@ -30,7 +32,6 @@ CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
 
 
 def sweep_folder(text: str) -> "SweepFolder":
-    from sweep.trial.files import refuse_links
     from sweep.trial.folder import SweepFolder
 
     refuse_links(Path(text))
@@ -39,7 +40,6 @@ def sweep_folder(text: str) -> "SweepFolder":
 
 def out_folder(text: str) -> Path:
     from sweep.orchestration.planning import check_writable
-    from sweep.trial.files import refuse_links
 
     if not text:
         raise click.BadParameter(f"must be the path of a folder, got {text!r}")
@@ -269,8 +269,6 @@ def status(folder: "SweepFolder", json: bool, verify: bool) -> None:
 @folder_argument
 def stop(folder: "SweepFolder") -> None:
     """Stop a running sweep after a checkpoint; the same `sweep run` resumes it."""
-    from sweep.trial.lease import LeaseWatch, read_owner
-
     command = LeaseWatch(folder.lock_path)
     if command.is_alive():
         echo("Waiting until the command has its data or a checkpoint.", err=True)
@@ -309,9 +307,7 @@ def log(folder: "SweepFolder", trial: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     """Remove half-written files and the checkpoints of complete trials, after listing them."""
-    from sweep.trial.files import remove
     from sweep.trial.folder import State
-    from sweep.trial.lease import Lease, is_locked
 
     unneeded = dict.fromkeys(folder.half_written(), "half-written")
     for trial in folder.trials():
@@ -360,7 +356,6 @@ def report(
     from sweep.report.report import write_report
     from sweep.tracking.mirror import Mirror
     from sweep.tracking.store import check_tracking_uri, restore_sweep
-    from sweep.trial.lease import Lease, is_locked
 
     if folder is None and from_mlflow and experiment:
         with tempfile.TemporaryDirectory() as parent:
@@ -473,8 +468,6 @@ def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
     import importlib.metadata  # slow
     import platform
-
-    from sweep.trial.files import cache_dir
 
     lines = ["batch-size-sweep", "torch"]
     required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from sweep.config.experiment import Experiment, Precision, TokenizerKind, TrainingSettings
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
+from sweep.version import FORMAT_VERSION
 
-FORMAT_VERSION = 2
 STALL_MINUTES = 30.0
 STORING = ("run", "plan", "report")  # commands that may mirror a sweep
 FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device

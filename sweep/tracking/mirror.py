@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
-METRICS_PER_REQUEST = 1000  # MLflow's limit per request
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 MIRRORED_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
@@ -234,9 +233,7 @@ class Mirror(threading.Thread):
             for key, value in line.items()
             if key not in POSITION and value is not None
         ]
-        for index in range(0, len(metrics), METRICS_PER_REQUEST):
-            batch = metrics[index : index + METRICS_PER_REQUEST]
-            self._client.log_batch(run.info.run_id, batch, synchronous=True)
+        self._client.log_batch(run.info.run_id, metrics, synchronous=True)  # in several requests
         return run
 
     def _log_files(self, run: "Run", folder: Path, names: tuple[str, ...]) -> None:

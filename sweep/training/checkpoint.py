@@ -6,7 +6,6 @@ On several devices each process writes its part; any number of processes can con
 import contextlib
 import json
 import math
-import os
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from sweep.plan.rates import CONFIRMED
 from sweep.training.device import is_out_of_memory
 from sweep.training.parallel import whole
 from sweep.training.step import TrainingStep
-from sweep.trial.files import MetricsLog, remove, replacing, sync_folder
+from sweep.trial.files import MetricsLog, remove, replacing, sync
 from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
 
@@ -173,15 +172,14 @@ class CheckpointStore:
             (part / NOTES).write_text(json.dumps(notes, default=np.ndarray.tolist))
             self.folder.seal_checkpoint(part, progress.step, log.length, log.sha256)
             for file_path in part.iterdir():
-                with file_path.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync(file_path)
             self.check()
             remove(path)  # a damaged one: only an empty folder can be replaced
             part.replace(path)
         finally:
             if log:
                 remove(part)
-        sync_folder(self.folder.path)
+        sync(self.folder.path)
         for other in self.folder.checkpoints():
             if other.step >= progress.step and other.path != path:  # damaged, as they were not used
                 remove(other.path)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config import sha256_of_file
-from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
+from sweep.version import FORMAT_VERSION
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
@@ -103,8 +103,7 @@ def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[P
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(part)
         if check:
             check()
         part.replace(path)
@@ -113,16 +112,16 @@ def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[P
         raise
     finally:
         part.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    folder = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def storage_problem(error: BaseException | None, path: Path) -> str | None:

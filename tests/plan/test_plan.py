@@ -5,10 +5,11 @@ import shlex
 import pytest
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.trial import FORMAT_VERSION, Execution, Science
+from sweep.config.trial import Execution, Science
 from sweep.errors import SweepError
 from sweep.plan.plan import answering_command, grow_plan, typed_command
 from sweep.trial.files import sha256_of
+from sweep.version import FORMAT_VERSION
 from tests.plans import build_plan
 
 DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0}

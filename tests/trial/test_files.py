@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import (
     MetricsLog,
@@ -17,6 +16,7 @@ from sweep.trial.files import (
     sha256_of_file,
     write_json,
 )
+from sweep.version import FORMAT_VERSION
 
 
 def test_what_is_written_is_read(tmp_path):
