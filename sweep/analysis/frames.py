@@ -85,9 +85,8 @@ def load_tables(path: str | Path) -> SweepTables:
     names = ["time", "step", "tokens"]
     empty = pd.DataFrame(columns=names, dtype=float)
     points = pd.concat([empty, *curves.values()], ignore_index=True)
-    whole = [name for name in ("step", "tokens") if points[name].notna().all()]
     logged = sorted(map(str, set(points) - set(names)))
-    points = points[[*names, *logged]].astype(dict.fromkeys(whole, int))
+    points = points[[*names, *logged]].astype({"step": int, "tokens": int})
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     return SweepTables(folder.name, plan, trials, points, tuple(warnings))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sweep.errors import CorruptFile, UnusableCheckpoint, describe_error
-from sweep.plan.rates import CONFIRMED
+from sweep.plan.rates import CONFIRMED, smoothed
 from sweep.training.device import is_out_of_memory
 from sweep.training.parallel import whole
 from sweep.training.step import TrainingStep
@@ -50,7 +50,6 @@ class Progress:
     clipped_sum: float = 0.0
     watched: dict[str, list[float]] = field(default_factory=dict)  # a workload's: sum, count
     points_above_start: int = 0
-    points_at_target: int = 0  # milestone evaluations in a row
     recent_losses: list[float] = field(default_factory=list)  # recent evaluations, for a target
     noise_squares: list[float] = field(default_factory=list)  # Ĝ² of the noise measurements
     seconds_compile: float = 0.0
@@ -83,10 +82,9 @@ class Progress:
             self.best_valid_loss = loss
         if target is None:
             return None
-        self.recent_losses = [*self.recent_losses, loss][-window:]
-        is_there = len(self.recent_losses) == window and sum(self.recent_losses) <= window * target
-        self.points_at_target = self.points_at_target + 1 if is_there else 0
-        return "trained" if self.points_at_target >= CONFIRMED else None
+        self.recent_losses = [*self.recent_losses, loss][1 - window - CONFIRMED :]
+        _, means = smoothed(range(1, 1 + len(self.recent_losses)), self.recent_losses, window)
+        return "trained" if len(means) == CONFIRMED and max(means) <= target else None
 
     def is_diverging(self, loss: float, margin: float = math.inf) -> bool:
         """Return True if this loss, or a run of them `margin` above the start, is divergence."""

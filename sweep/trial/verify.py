@@ -28,11 +28,6 @@ def _compare(path: Path, sha256: str | None) -> None:
         raise CorruptFile(f"{path} does not match the sha256 that its trial recorded.")
 
 
-def _check_checkpoints(trial: TrialFolder) -> None:
-    for checkpoint in trial.checkpoints():
-        trial.verify_checkpoint(checkpoint)
-
-
 # Patterns of names, with a check that raises if such a file is damaged. None: a damaged file is
 # harmless, because a lock decides, because it is written again, or because only people read it.
 TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
@@ -41,7 +36,7 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "stop.json": lambda trial: trial.read_sealed(trial.stop_path),
     "result.json": TrialFolder.read_result,
     "metrics.jsonl": TrialFolder.read_metrics,
-    "checkpoint-*": _check_checkpoints,
+    "checkpoint-*": lambda trial: [trial.verify_checkpoint(name) for name in trial.checkpoints()],
     "valid_losses.npy": lambda trial: _compare(trial.losses_path, _recorded(trial, "valid_losses")),
     "weights.safetensors": _check_weights,
     "tokenizer.json": _check_tokenizer,
