@@ -27,6 +27,7 @@ HEADERS = {column: text.format(**_TABLE["words"]) for column, text in _TABLE["he
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 DURATION = rf"(?:\s*\d+(?:\.\d+)?\s*{UNIT.replace('(', '(?:', 1)}\s*){{2,}}"  # 5h 20m
+OWN_COLUMNS = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
 TEXTS = ("status", "seed", "stage", "optimizer")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
 NUMBER = (  # digits, suffix, unit, spread
@@ -89,19 +90,11 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
     refuse_large(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        header = text.lstrip().partition("\n")[0]
-        ours = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
-        if ours <= set(header.strip().split(",")):
-            trials = pd.read_csv(io.StringIO(text), dtype=str)
-            trials = trials.reindex(columns=list(TRIAL_COLUMNS))  # older tables lack columns
-            numbers = [name for name, kind in TRIAL_COLUMNS.items() if kind in NUMBERS]
-            numbers.remove("seed")
-            trials[numbers] = trials[numbers].apply(to_numbers)
-            return [("trials.csv", trials[trials["batch_size"] >= 1], [])]
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))
         else:
             options: Any = {"header": None, "dtype": str, "keep_default_na": False}
+            header = text.lstrip().partition("\n")[0]
             lines = pd.read_csv(io.StringIO(text), sep=max(",;\t", key=header.count), **options)
             tables = {"the table": lines[1:].set_axis(lines.iloc[0].str.strip(), axis=1)}
     except (ValueError, pd.errors.ParserError):
@@ -129,6 +122,11 @@ def _markdown_tables(lines: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
 def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Read the text cells of a table with any documented headers; return rows and notes."""
     cells = cells.loc[:, ~cells.columns.duplicated()].fillna("")
+    if {*cells} >= OWN_COLUMNS:  # a trials.csv; older ones lack columns
+        trials = cells.reindex(columns=list(TRIAL_COLUMNS)).replace("", np.nan)
+        numbers = [n for n, kind in TRIAL_COLUMNS.items() if kind in NUMBERS and n != "seed"]
+        trials[numbers] = trials[numbers].apply(to_numbers)
+        return trials[trials["batch_size"] >= 1], []
     cells = cells.apply(lambda texts: texts.str.strip())
     header, titles = [str(title) for title in cells], dict[str, str]()
     for title in sorted(header, key=len, reverse=True):  # the longest that matches is read
@@ -178,12 +176,11 @@ def _sequences(texts: pd.Series, title: str, table: pd.DataFrame) -> pd.Series:
     suffix = in_cells.fillna(_split_title(title)[1][:1]).str.upper()
     powers = suffix.map({"K": 1, "M": 2, "G": 3, "B": 3}).fillna(0)
     sequences = table["batch_size"] / table["context_length"].fillna(1)
-    readings = [sequences, sequences * 1.024**powers]
-    counts = [
-        ((np.log2(sizes) % 1 == 0).sum(), (sizes % 1 == 0).sum())
-        for sizes in (reading.round(6) for reading in readings)
-    ]
-    return readings[counts.index(max(counts))].round()
+
+    def plausibility(sizes: pd.Series) -> tuple[int, int]:
+        return (np.log2(sizes.round(6)) % 1 == 0).sum(), (sizes.round(6) % 1 == 0).sum()
+
+    return max(sequences, sequences * 1.024**powers, key=plausibility).round()
 
 
 def _split_title(title: str) -> tuple[str, str]:
