@@ -110,7 +110,7 @@ def earlier_sweep() -> str:
 
 def proved_probe(out: Path) -> str:
     """Probe `quick` within a limit, soak it, and confirm the maximum by trying every size."""
-    from sweep.report.memory import write_memory
+    from sweep.report.report import write_memory
 
     within: dict[str, Any] = {"device": "cpu", "device_memory": LIMIT}
     document = probe_memory("quick", **within, batches=[8], soak=200)

@@ -239,7 +239,7 @@ def _show_point(point: "Measurement") -> None:
 
 
 def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> None:
-    from sweep.report.memory import markdown_of, write_memory
+    from sweep.report.report import markdown_of, write_memory
 
     if json:
         print_document(document)
@@ -257,7 +257,7 @@ def status(folder: "SweepFolder", json: bool, verify: bool) -> None:
     """Print every trial's state and the time left."""
     from sweep.cli.show import print_status
     from sweep.orchestration.status import sweep_status
-    from sweep.trial.verify import find_damage
+    from sweep.trial.folder import find_damage
 
     document = sweep_status(folder)
     if verify:

@@ -93,8 +93,7 @@ def check_services(services: Services) -> None:
 
 
 def build_executor(services: Services, execution: Execution, folder: SweepFolder) -> Executor:
-    """Return the executor that the services name, if it can run a trial."""
-    check_services(services)
+    """Return the executor that the services name, which `check_services` accepts."""
     if services.executor != "local" and ":" in execution.device:
         raise SweepError(
             f"device must be cuda, cpu or auto with the executor {services.executor}, got "

@@ -9,7 +9,7 @@ import resource
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -140,10 +140,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return is_out_of_memory(error.__cause__)
 
 
-class LimitedMemory:
+class LimitedMemory(contextlib.ExitStack):
     """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        super().__init__()
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._limit_bytes = limit_bytes
@@ -158,16 +159,11 @@ class LimitedMemory:
             # At most the free memory, so that the driver cannot spill.
             allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
             torch.cuda.set_per_process_memory_fraction(allowed / total, self._device.index)
+            self.callback(torch.cuda.set_per_process_memory_fraction, 1.0, self._device.index)
         elif self._limit_bytes is not None:  # counts eager operations
-            self._storages.__enter__()  # type: ignore[no-untyped-call]
+            self.enter_context(self._storages)
         forget_peak_memory(self._device)
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._is_cuda:
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device.index)
-        elif self._limit_bytes is not None:
-            self._storages.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def allocated_bytes(self) -> int:
         if self._is_cuda:

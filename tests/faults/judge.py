@@ -18,9 +18,8 @@ from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import State, SweepFolder, TrialFolder, find_damage
 from sweep.trial.lease import is_locked
-from sweep.trial.verify import find_damage
 from tests.orchestration.clusters import LOCAL, Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 

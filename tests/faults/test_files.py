@@ -1,6 +1,6 @@
 """Wrong bytes in every kind of file: the numbers stay the same, or an error names the file.
 
-The kinds are those of the tables in sweep.trial.verify, so that a new one cannot be forgotten.
+The kinds are those of the tables in sweep.trial.folder, so that a new one cannot be forgotten.
 """
 
 import random
@@ -12,7 +12,7 @@ import pytest
 from sweep.errors import SweepError
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
-from sweep.trial.verify import SWEEP_FILES, TRIAL_FILES, find_damage
+from sweep.trial.folder import SWEEP_FILES, TRIAL_FILES, find_damage
 from tests.faults.damage import WRONG_BYTES, damage, hash_files, parameters
 
 OTHER = "another trial's"

@@ -9,7 +9,7 @@ from sweep.errors import SweepError
 from sweep.memory.probe import STEPS, Probe, find_leak, measure
 from sweep.memory.search import Measurement
 from sweep.orchestration.memory import forecast_memory, probe_memory
-from sweep.report.memory import markdown_of
+from sweep.report.report import markdown_of
 from tests.workloads.trials import trial_config
 
 MIB = 1 << 20
