@@ -16,7 +16,7 @@ from typing import Any
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.errors import SweepError
-from sweep.memory.jobs import forecast_rows
+from sweep.memory.search import Forecast
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Planned, make_plan, read_request
 from sweep.plan.plan import Plan
@@ -58,6 +58,13 @@ def estimate(planned: Planned) -> Planned:
         windows = max(1, (len(text.train) - 1) // sequence)
         changes["epochs"] = max(row.tokens for row in plan.trials) / (windows * sequence)
     return replace(planned, plan=planned.plan.model_copy(update=changes))
+
+
+def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
+    from sweep.memory.forecast import Forecasts
+
+    forecasts = Forecasts(configs[0].execution.devices, configs[0].execution.zero)
+    return [forecasts.of(config) for config in configs]
 
 
 def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None], float | None]:

@@ -13,7 +13,6 @@ from sweep.config.objects import describe_objects, identify_code, object_name, r
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable
-from sweep.memory.jobs import largest_on_this_machine
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -248,6 +247,19 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
         return {"reason": f"the microbatch is not limited by a memory forecast ({error})"}
     bound = None if bound >= row.microbatch_size else bound
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
+
+
+def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
+    """Return the largest microbatch, at least one group, and evaluation batch that fit here."""
+    from sweep.memory.forecast import Forecasts
+    from sweep.training.device import usable_memory
+
+    limit = usable_memory(config.execution)
+    forecasts = Forecasts(config.execution.devices, config.execution.zero)
+    if forecasts.of(config).needed_bytes <= limit:
+        return config.microbatch_size, config.execution.evaluation_batch_size
+    largest = forecasts.find_largest(config, limit, config.microbatch_size) or config.group_size
+    return largest, min(config.execution.evaluation_batch_size, largest)
 
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:

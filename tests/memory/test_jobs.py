@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sweep.memory.jobs import forecast_rows
+from sweep.orchestration.costs import forecast_rows
 from sweep.orchestration.planning import make_plan, read_request, save_plan
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
