@@ -38,8 +38,7 @@ class Forecasts:
             self._forecasts[key] = forecast
             if size == micro:
                 self.whole_steps[size] = forecast.peak_bytes
-        own = config.science.batch_size // config.execution.devices
-        return replace(self._forecasts[key], batch_size=own)
+        return self._forecasts[key]
 
     def find_largest(
         self,
@@ -93,8 +92,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
             step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
             end_phase("evaluation")  # it has other phases too if the workload samples
         evaluation = max(phase_peak for phase_peak, _ in peaks.values())
-        batch_size = config.science.batch_size // config.execution.devices
-        return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
+        return Forecast(micro, peak, by_category, rest, evaluation, phases)
     except SweepError:
         raise
     except Exception as error:  # a user's model may raise anything
@@ -151,8 +149,6 @@ def on_devices(
     all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
     Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.
     """
-    if devices == 1:
-        return whole
     sizes = whole.by_category
     weights, gradients, states = (sizes[name] for name in ("weights", "gradients", "optimizer"))
     own_states = -(-states // devices) if stage >= 1 else states

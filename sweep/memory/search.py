@@ -14,7 +14,6 @@ LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
 
 @dataclass(frozen=True)
 class Forecast:
-    batch_size: int  # sequences of a step on this device
     microbatch_size: int
     peak_bytes: int  # peak of a training step
     by_category: dict[str, int]  # at that peak

@@ -74,14 +74,14 @@ def forecast_memory(experiment: str | None = None, **settings: Any) -> dict[str,
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
             forecasts.of(most.on_one_device(size, size))
     line, point = fit_line(forecasts.whole_steps), points[last]
-    sized = most.on_one_device(point.batch_size, point.microbatch_size)
+    sized = most.on_one_device(last // devices, point.microbatch_size)
     stages = forecast_stages(sized, devices) if devices > 1 else []
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
         return asdict(point) | {
             "status": "FORECAST",
             "batch_size": batch_size,
-            "gradient_accumulation_steps": point.batch_size // point.microbatch_size,
+            "gradient_accumulation_steps": batch_size // devices // point.microbatch_size,
             "fits": None if limit is None else point.needed_bytes <= limit,
         }
 
