@@ -18,7 +18,6 @@ from sweep.training import run_cluster_attempt
 from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import DEAD_SECONDS
 
-RESOURCES = {"num_gpus": "GPU", "num_cpus": "CPU"}  # task options and their names in ray.nodes()
 POLL_SECONDS = 1.0  # between two checks of the cluster's nodes
 ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use the environment of their node
@@ -38,9 +37,8 @@ class RayExecutor:
 
         self._ray, cores = ray, execution.threads * execution.devices
         local = {} if address else {"include_dashboard": False, "num_cpus": cores}
-        self._needs = {"num_cpus": cores}
-        if execution.device == "cuda":
-            self._needs = dict.fromkeys(("num_gpus", "num_cpus"), execution.devices)
+        is_cuda = execution.device == "cuda"
+        self._resource, self._needed = ("GPU", execution.devices) if is_cuda else ("CPU", cores)
         self._lock = threading.RLock()  # held while Ray is called and could be left
         self._attempts: dict[Any, tuple[Future[Outcome], Path]] = {}  # future and log, by task
         self._is_stopping = self._is_closing = False
@@ -58,7 +56,7 @@ class RayExecutor:
         capacity = self._capacity()
         if not capacity:
             ray.shutdown()
-            needs = " and ".join(f"{n} {RESOURCES[name]}" for name, n in self._needs.items())
+            needs = f"{self._needed} {self._resource}"
             raise SweepError(
                 f"the Ray cluster must have a node with {needs} for each trial. Add one, or choose "
                 "another --device."
@@ -75,7 +73,8 @@ class RayExecutor:
                 future.set_result(Outcome("stopped", "not submitted", has_begun=False))
             else:
                 # One call per process, and no retries by Ray.
-                options = {"max_calls": 1, "max_retries": 0, **self._needs}
+                options = {"max_calls": 1, "max_retries": 0}
+                options[f"num_{self._resource.lower()}s"] = self._needed
                 # ray.cancel() sends SIGINT
                 words = {signal.SIGINT: "stopped", signal.SIGTERM: "preempted"}
                 task = self._ray.remote(**options)(run_cluster_attempt).remote(path, number, words)
@@ -139,10 +138,7 @@ class RayExecutor:
         """Return how many attempts fit the cluster's nodes; OSError if its head does not answer."""
         _check_reachable(self._address)  # else Ray would block, and end this process
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return sum(
-            min(int(node.get(RESOURCES[name], 0) // count) for name, count in self._needs.items())
-            for node in nodes
-        )
+        return sum(int(node.get(self._resource, 0) // self._needed) for node in nodes)
 
 
 def _check_reachable(address: str | None) -> None:
