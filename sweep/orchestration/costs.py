@@ -15,6 +15,7 @@ from typing import Any
 
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
+from sweep.data.tokens import find_prepared
 from sweep.errors import SweepError
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors import attempt_slots
@@ -36,8 +37,6 @@ def plan_sweep(
 
 def estimate(planned: Planned) -> Planned:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
-    from sweep.data.tokens import find_prepared
-
     folder = planned.request.folder
     plan = planned.plan.located(folder)
     seconds, factor = estimate_seconds(plan, folder)

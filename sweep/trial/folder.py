@@ -160,6 +160,8 @@ class TrialFolder:
             message = " ".join(str(damage).split())
             status = TrialStatus(message=message, fencing=fencing, attempts=fencing)
         needs_result = status.state is State.COMPLETE or status.cause is Cause.DIVERGED
+        if not (needs_result or status.state in (State.WAITING, State.RUNNING)):
+            return status
         if result := self.find_result():
             cause = Cause(result["cause"]) if result["cause"] else None
             message = status.message if needs_result else ""
