@@ -211,8 +211,10 @@ def stored_points(client: Any, run_id: str) -> list[tuple[Any, ...]]:
 
 
 def logged_points(trial: TrialFolder) -> list[tuple[Any, ...]]:
+    """Return the points of metrics.jsonl as MLflow has them, of examples if those are counted."""
+    unit = trial.read_config().science.traits.tokens
     return sorted(
-        (key, line["tokens"], round(line["time"] * 1000), value)
+        (key.replace("tokens", unit), line["tokens"], round(line["time"] * 1000), value)
         for line in read_metrics(trial.metrics_path)
         for key, value in line.items()
         if "/" in key and value is not None

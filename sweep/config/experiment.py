@@ -1,7 +1,6 @@
 """The experiment: all settings that can change a result, from a TOML file and from flags."""
 
 import math
-import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -184,7 +183,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     model: Annotated[ModelSettings, Flag()]
     """tinystories, small, quick, gpt2, elman, or your module:object."""
     workload: Annotated[
-        str, Field(pattern="^(pretrain|grpo|quadratic|command|.*:.*)$"), Flag(Group.MODEL)
+        str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
@@ -240,8 +239,6 @@ class Experiment(TrainingSettings):
     """Size of the tokenizer and embeddings."""
     context: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL)] = None
     """Tokens per sequence."""
-    command: Annotated[str | None, Field(exclude=True), RunFlag(Group.MODEL)] = None
-    """Your training script in place of a model: docs/script.md."""
     model_option: Annotated[
         str | dict[str, JsonValue] | None, Field(exclude=True), Flag(Group.MODEL, None, "KEY=VALUE")
     ] = None
@@ -328,10 +325,10 @@ def load_experiment(
 ) -> Experiment:
     """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field.
 
-    The default for the user's command or workload names no model and no text; else `tinystories`.
+    The default for the user's workload names no model and no text; otherwise `tinystories`.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
-    is_own = "command" in flags or ":" in str(flags.get("workload", ""))
+    is_own = ":" in str(flags.get("workload", ""))
     fields: dict[str, Any] = {"lr": "1e-3"}
     if name or not is_own:
         fields = _read_experiment(name or "tinystories")
@@ -377,32 +374,13 @@ def _sizes_of(model: Any) -> dict[str, int]:
 
 
 def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment whose command or workload has its own model."""
-    command, workload = fields.pop("command", None), str(fields.get("workload", ""))
-    if command is None and (":" not in workload or "model" in fields):
+    """Return the fields of an experiment whose workload has its own model."""
+    workload = str(fields.get("workload", ""))
+    if ":" not in workload or "model" in fields:
         return {}
-    if command is not None and (named := {"model", "data", "workload", "init"} & {*fields}):
-        raise SweepError(f"{min(named)} must be left out: the command has its own.")
-    program = workload if command is None else _program(str(command))
-    own = {
-        "workload": workload if command is None else "command",
-        "model": {"kind": "own", "name": program, "command": command},
-        "data": fields.get("data"),
-    }
-    title = program.partition(":")[0].rpartition(".")[2] if command is None else Path(program).stem
-    return {"name": title} | own if "name" not in fields else own
-
-
-def _program(command: str) -> str:
-    """Return the name of the script in a command, or else of its first word."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise SweepError(f"command must be words of a shell, but {error}. Correct it.") from error
-    if not words:
-        raise SweepError("command must have a program, got none. Write `python train.py …`.")
-    scripts = (word for word in words if Path(word).suffix and "{" not in word)
-    return Path(next(scripts, words[0])).name
+    name = fields.get("name", workload.partition(":")[0].rpartition(".")[2])
+    own = {"kind": "own", "name": workload}
+    return {"name": name, "model": own, "data": fields.get("data")}
 
 
 def _read_experiment(name: str) -> dict[str, Any]:

@@ -21,11 +21,6 @@ class ModelBase(Settings):
     is_worth_compiling: ClassVar[bool] = True  # whether torch.compile can pay for its time
     supports_half_precision: ClassVar[bool] = True  # whether bf16 may be chosen
 
-    @property
-    def program(self) -> str | None:
-        """The command of a training script, which takes the place of a model; else None."""
-        return None
-
 
 class TransformerSettings(ModelBase):
     """Pre-norm transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied embeddings."""
@@ -90,22 +85,17 @@ class ObjectSettings(ForeignModel):
 
 
 class OwnModel(ModelBase):
-    """What the user's workload builds, or what their command trains."""
+    """What the user's workload builds."""
 
     uses_all_parameters: ClassVar[bool] = False
     supports_half_precision: ClassVar[bool] = False  # its code may still use autocast
     vocabulary: ClassVar[None] = None
     kind: Literal["own"] = "own"
-    name: str  # the workload's, or the program's
-    command: str | None = None  # with placeholders; None: the workload builds a model
+    name: str  # the workload's
     context: Positive = 1  # tokens per sequence
     parameters: None = None
     embedding_parameters: None = None
     flops_per_token: None = None
-
-    @property
-    def program(self) -> str | None:
-        return self.command
 
 
 class QuadraticSettings(ModelBase):

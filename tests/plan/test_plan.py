@@ -147,6 +147,6 @@ def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
         *("name", "question", "seeds", "tuning", "answer"),  # which trials there are
         "declared",  # by code whose hash is in the id
         # resolved under other names
-        *("budget", "batches", "lr", "vocabulary", "context", "command", "model_option", "init"),
+        *("budget", "batches", "lr", "vocabulary", "context", "model_option", "init"),
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides
