@@ -43,8 +43,6 @@ class Mirror(threading.Thread):
         if self._address.startswith("http"):
             with contextlib.suppress(ImportError):  # before MLflow does while matplotlib uses it
                 import IPython  # noqa: F401
-        if not plan.sweep_uid:
-            raise SweepError(f"{folder.plan_path} must have a sweep_uid. Run the sweep again.")
         self._client: MlflowClient
         self._is_connected = False  # the runs are known; otherwise the store has to be searched
         self._experiment_id = ""

@@ -7,7 +7,6 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.data import tokens
 from sweep.errors import SweepError
 from sweep.orchestration import costs
 from sweep.orchestration.costs import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
@@ -118,11 +117,11 @@ def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_token
     plan = plan_here(tmp_path, lr="tuned", tuning={"budget": 49_152}, batches="8")
     save_plan(plan, folder)
     finish(folder, plan.trials[:1], lambda batch: 0.1)
-    monkeypatch.setattr(tokens, "find_prepared", lambda *_: None)
+    monkeypatch.setattr(costs, "find_prepared", lambda *_: None)
     planned = Planned(plan, (), Request(plan.settings, plan.execution, folder))
     assert costs.estimate(planned).plan.epochs is None
     text = SimpleNamespace(train=range(64 * 100 + 1))
-    monkeypatch.setattr(tokens, "find_prepared", lambda *_: text)
+    monkeypatch.setattr(costs, "find_prepared", lambda *_: text)
     estimated = costs.estimate(planned).plan
     seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
     assert seconds["report"] == pytest.approx(4 * seconds["tune"])
