@@ -113,7 +113,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
 class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
-    task: Literal["words", "chess", "text"] = "words"  # source of prompts and rewards
+    # source of prompts and rewards: words, text, or your module:object
+    task: Annotated[str, Field(pattern="^(words|text|.+:.+)$")] = "words"
     reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
     group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
     """Completions per prompt."""
@@ -199,9 +200,10 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
 
     @property
     def user_objects(self) -> list[str]:
-        """The user's own workload, model and reward, each as module:object."""
+        """The user's own workload, model, task and reward, each as module:object."""
         own_model = self.model.name if self.model.kind == "object" else ""
-        names = (self.workload, own_model, (self.grpo and self.grpo.reward) or "")
+        of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
+        names = (self.workload, own_model, *of_grpo)
         return [name for name in names if ":" in name and not shipped_module(name)]
 
 

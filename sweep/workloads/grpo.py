@@ -54,10 +54,9 @@ class Grpo(LanguageWorkload):
 
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
-        if self.settings.task == "chess":
-            tasks.Chess(0)
-        if self.settings.reward:
-            load_object(self.settings.reward)
+        for name in (self.settings.task, self.settings.reward or ""):
+            if ":" in name:
+                load_object(name)
         if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
         self.text = text

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sweep.config.experiment import REWARD_STATISTICS, GrpoSettings
-from sweep.config.objects import load_object, require_extra
+from sweep.config.objects import load_object
 from sweep.data.tokens import SEPARATOR_ID, SequenceStream, TextTokenizer, TokenizedText
 from sweep.errors import user_code
 
@@ -19,10 +19,6 @@ WORDS = 3  # words in a prompt
 SOURCE_TOKENS = 400  # the words come from the first tokens of a story
 DRAWS = 30  # attempts to draw words that fit, before the prompt asks for one word fewer
 WORD = re.compile(r"[a-z]+")
-MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
-VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
-HELD_OUT_POSITIONS = 1 << 40  # first number of the held-out positions; training does not reach it
-POSITIONS = 1 << 41  # offset from the numbers of completions, which use the same seed
 
 
 @dataclass(frozen=True)
@@ -51,11 +47,13 @@ class Task(Protocol):
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    if settings.task == "chess":
-        return Chess(seed)
-    assert text is not None, "checked by the experiment"
-    story_task = Words if settings.task == "words" else Openings
-    return story_task(text, seed, settings.prompt_tokens)
+    kind: Any = {"words": Words, "text": Openings}.get(settings.task)
+    if kind is not None:
+        assert text is not None, "checked by the experiment"
+        return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
+    kind = load_object(settings.task)
+    with user_code(f"task {settings.task!r} must accept a text, a seed and prompt_tokens"):
+        return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
 
 
 def build_reward(settings: GrpoSettings, task: Task) -> Reward:
@@ -145,59 +143,3 @@ class Words(Openings):
         words = prompt.facts["words"]
         share = sum(word in present for word in words) / len(words)
         return {"words": share, "end": 0.1 * share * completion.has_ended}
-
-
-class Chess(Task):
-    """Prompts `FEN: … Move:`, for a move in UCI notation such as e2e4.
-
-    Positions come from random play. The reward is 0.2 for the form of a move, plus 0.3 for a legal
-    one, plus 0.5 times the share of legal moves that are worse, by material and mobility.
-    """
-
-    def __init__(self, seed: int) -> None:
-        require_extra("chess", "chess", "task 'chess'")
-        import chess
-
-        self._seed, self._chess = seed, chess
-
-    def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        if is_held_out:
-            number += HELD_OUT_POSITIONS
-        rng = np.random.Generator(np.random.Philox(key=[self._seed, POSITIONS + number]))
-        board = self._chess.Board()
-        for _ in range(int(rng.integers(4, 60))):
-            moves = sorted(board.legal_moves, key=str)
-            board.push(moves[int(rng.integers(len(moves)))])
-            if board.is_game_over():
-                board.pop()
-                break
-        fen = board.fen()
-        return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        if (match := MOVE.match(completion.text)) is None:
-            return {"format": 0.0, "legal": 0.0, "best": 0.0}
-        board = self._chess.Board(prompt.facts["fen"])
-        values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
-        if (value := values.get(match[1])) is None:
-            return {"format": 0.2, "legal": 0.0, "best": 0.0}
-        worse = sum(other < value for other in values.values())
-        share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
-        return {"format": 0.2, "legal": 0.3, "best": 0.5 * share}
-
-    def _value(self, board: Any, move: Any) -> float:
-        """Return the material of the side to move after the best capture in reply, and mobility."""
-        after = board.copy(stack=False)
-        after.push(move)
-        if after.is_checkmate():
-            return 1000.0
-        outcomes = [self._material(after, board.turn)]
-        for reply in list(after.generate_legal_captures()):
-            after.push(reply)
-            outcomes.append(self._material(after, board.turn))
-            after.pop()
-        return float(min(outcomes) - 0.01 * after.legal_moves.count())
-
-    def _material(self, board: Any, side: bool) -> float:
-        pieces = board.piece_map().values()
-        return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))

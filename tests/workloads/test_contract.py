@@ -144,7 +144,7 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
         ({"reward": "own_workload:number"}, True, "not callable"),
         ({"reward": "own_workload:reward"}, True, "raised IndexError"),  # for an empty completion
         ({"reward": "own_workload:absent"}, False, "has no attribute 'absent'"),
-        ({"task": "chess"}, False, "extra chess"),
+        ({"task": "chess_moves:Chess"}, False, "extra chess"),
     ],
 )
 def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(

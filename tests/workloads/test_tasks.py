@@ -14,6 +14,7 @@ from sweep.models.generation import completion_uniforms
 from sweep.workloads.grpo import HELD_OUT
 from sweep.workloads.tasks import Completion, Prompt, build_reward, build_task
 
+CHESS = "chess_moves:Chess"
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
@@ -124,7 +125,7 @@ def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name,
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "chess", None)
     with pytest.raises(SweepError, match=r"pip install -e '\.\[chess\]'"):
-        task_of(task="chess")
+        task_of(task=CHESS)
 
 
 @pytest.fixture
@@ -133,9 +134,9 @@ def chess():
 
 
 def test_positions_are_legal_undecided_and_repeatable(chess):
-    task = task_of(task="chess")
+    task = task_of(task=CHESS)
     prompts = [task.prompt(number, False) for number in range(30)]
-    assert prompts == [task_of(task="chess").prompt(number, False) for number in range(30)]
+    assert prompts == [task_of(task=CHESS).prompt(number, False) for number in range(30)]
     assert len({prompt.text for prompt in prompts}) == 30
     for prompt in prompts:
         board = chess.Board(prompt.facts["fen"])
@@ -158,14 +159,14 @@ def test_positions_are_legal_undecided_and_repeatable(chess):
 )
 def test_moves_are_graded(chess, fen, answer, expected):
     prompt = Prompt("", facts={"fen": fen})
-    reward = task_of(task="chess").reward(prompt, Completion(answer, True))
+    reward = task_of(task=CHESS).reward(prompt, Completion(answer, True))
     for name, value in zip(("format", "legal", "best"), expected, strict=True):
         assert value is None or reward[name] == value
     assert 0 <= reward["best"] <= 0.5
 
 
 def test_positions_and_completions_use_different_random_streams(chess, monkeypatch):
-    task, seeded = task_of(task="chess"), []
+    task, seeded = task_of(task=CHESS), []
     drawn_from = np.random.Philox
 
     def philox(key):

@@ -1,0 +1,70 @@
+"""Chess moves as a task of GRPO, for the experiment grpo-chess; needs the package chess."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from sweep.config.objects import require_extra
+from sweep.workloads.tasks import Completion, Prompt, Task
+
+require_extra("chess", "chess", "the task of chess moves")
+import chess  # noqa: E402
+
+MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
+VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
+HELD_OUT_POSITIONS = 1 << 40  # first number of the held-out positions; training does not reach it
+POSITIONS = 1 << 41  # offset from the numbers of completions, which use the same seed
+
+
+class Chess(Task):
+    """Prompts `FEN: … Move:`, for a move in UCI notation such as e2e4.
+
+    Positions come from random play. The reward is 0.2 for the form of a move, plus 0.3 for a legal
+    one, plus 0.5 times the share of legal moves that are worse, by material and mobility.
+    """
+
+    def __init__(self, text: object, seed: int, prompt_tokens: int) -> None:
+        self._seed = seed
+
+    def prompt(self, number: int, is_held_out: bool) -> Prompt:
+        if is_held_out:
+            number += HELD_OUT_POSITIONS
+        rng = np.random.Generator(np.random.Philox(key=[self._seed, POSITIONS + number]))
+        board = chess.Board()
+        for _ in range(int(rng.integers(4, 60))):
+            moves = sorted(board.legal_moves, key=str)
+            board.push(moves[int(rng.integers(len(moves)))])
+            if board.is_game_over():
+                board.pop()
+                break
+        fen = board.fen()
+        return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
+
+    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
+        if (match := MOVE.match(completion.text)) is None:
+            return {"format": 0.0, "legal": 0.0, "best": 0.0}
+        board = chess.Board(prompt.facts["fen"])
+        values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
+        if (value := values.get(match[1])) is None:
+            return {"format": 0.2, "legal": 0.0, "best": 0.0}
+        worse = sum(other < value for other in values.values())
+        share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
+        return {"format": 0.2, "legal": 0.3, "best": 0.5 * share}
+
+    def _value(self, board: Any, move: Any) -> float:
+        """Return the material of the side to move after the best capture in reply, and mobility."""
+        after = board.copy(stack=False)
+        after.push(move)
+        if after.is_checkmate():
+            return 1000.0
+        outcomes = [self._material(after, board.turn)]
+        for reply in list(after.generate_legal_captures()):
+            after.push(reply)
+            outcomes.append(self._material(after, board.turn))
+            after.pop()
+        return float(min(outcomes) - 0.01 * after.legal_moves.count())
+
+    def _material(self, board: Any, side: bool) -> float:
+        pieces = board.piece_map().values()
+        return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))
