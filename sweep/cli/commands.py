@@ -455,11 +455,13 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
     from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
-    tokenizer = tokenizer_of(load_experiment(overrides={"data": source, **settings}))
+    experiment = load_experiment(overrides={"data": source, **settings})
+    tokenizer, column = tokenizer_of(experiment), experiment.text_column
     assert tokenizer, "the experiment has data"
     if action == "prepare":
-        prepare_data(identify_data(source), source, tokenizer, partial(echo, err=True))
-    print_document(describe_data(source, tokenizer), json)
+        identity = identify_data(source, column)
+        prepare_data(identity, source, tokenizer, partial(echo, err=True))
+    print_document(describe_data(source, tokenizer, column), json)
 
 
 @click.command()

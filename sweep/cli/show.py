@@ -104,6 +104,7 @@ def _most_time(plan: Plan) -> str:
 def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, target, code = plan.settings, plan.settings.target, plan.code or {}
+    vocabulary, trained = settings.model.vocabulary, plan.model.trained_parameters
     policies = sorted({row.policy for row in plan.trials})
     tokens = "they differ (equal counts lose over 1 % of the budget), so no claim can be made"
     packages = [" ".join(package) for package in code.get("packages", {}).items()]
@@ -117,6 +118,9 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     return {f"Rate, {p}": describe_policy(p, settings.tuning.dimensions) for p in policies} | {
         settings.traits.tokens.capitalize(): None if plan.tokens_are_common else tokens,
         "Target": target and f"a trial ends when its validation loss stays below {target:g}",
+        "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",
+        "Initial weights": settings.init,
+        "Trained": trained and f"{trained:,} parameters; the others are frozen",
         "Compilation": plan.execution.compile_reason,
         "Memory": plan.execution.reason,
         "Epochs of the data": plan.epochs and f"{plan.epochs:.3g}",

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from sweep.config import SHIPPED
+from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
     Positive,
-    find_initial_model,
+    find_model,
+    is_model_source,
     model_preset,
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
@@ -182,7 +184,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     """Settings of the training that an experiment shares with each of its trials."""
 
     model: Annotated[ModelSettings, Flag()]
-    """tinystories, small, quick, gpt2, elman, or your module:object."""
+    """tinystories, small, quick, gpt2, elman, hf:OWNER/NAME, a folder, or your module:object."""
     workload: Annotated[
         str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
@@ -226,6 +228,8 @@ class Experiment(TrainingSettings):
     """Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."""
     data: Annotated[str | None, Flag()] = "tinystories"
     """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
+    text_column: Annotated[str, DataFlag(Group.MODEL, metavar="NAME")] = "text"
+    """Column of a table or of a data set of the hub that holds the texts."""
     lr: Annotated[str, BeforeValidator(str), RunFlag()] = "3e-4"
     """A learning rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."""
     seeds: Annotated[int | str | None, BeforeValidator(_read_seeds), RunFlag(metavar="N|auto")] = (
@@ -245,8 +249,11 @@ class Experiment(TrainingSettings):
         str | dict[str, JsonValue] | None, Field(exclude=True), Flag(Group.MODEL, None, "KEY=VALUE")
     ] = None
     """An argument of your own model. Repeat it for more."""
-    init: Annotated[str | None, Flag(Group.GRPO, metavar="DIR")] = None
-    """Folder of a trial or of a transformers model to start from."""
+    lora: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL, metavar="RANK")] = None
+    """Train only LoRA adapters of this rank; needs --init."""
+    init: Annotated[str | None, Flag(Group.MODEL, metavar="DIR")] = None
+    """Weights to start from: hf:OWNER/NAME, or the folder of a model or of a trial."""
+    model_source: Annotated[str | None, Field(exclude=True)] = None  # what `model` names
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
     declared: Declared | None = None  # by the user's workload, when it is planned
@@ -254,6 +261,8 @@ class Experiment(TrainingSettings):
     @property
     def traits(self) -> WorkloadTraits:
         traits, own = super().traits, self.declared
+        if self.init is not None:
+            traits = replace(traits, expected_initial_loss=None)
         if own is None:
             return traits
         name = f"final_valid_{own.objective}"
@@ -289,7 +298,12 @@ class Experiment(TrainingSettings):
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32. Leave it out")
         if (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)):
-            raise ValueError("tokenizer 'pretrained' needs a pretrained model. Name it with --init")
+            needed = "a model with eos_token_id and tokenizer.json"
+            raise ValueError(
+                f"tokenizer 'pretrained' needs {needed}. Name it with --init or --model"
+            )
+        if getattr(model, "lora", None) and self.init is None:
+            raise ValueError("lora needs pretrained weights. Name them with --init")
         if "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions):
             raise ValueError("tuning.dimensions must contain lr, each at most once. Write lr,beta2")
         if (tuning.budget or 0) > self.budget:
@@ -307,9 +321,9 @@ class Experiment(TrainingSettings):
                 raise ValueError("answer.other_targets must be above the target. Raise them")
             if tuning.budget is not None:
                 raise ValueError("tuning.budget does not apply with a target. Leave it out")
+        if self.init is not None and model.vocabulary is None:
+            raise ValueError("init applies only to language models. Leave it out")
         if grpo is None:
-            if self.init is not None:
-                raise ValueError("init applies only to the workload grpo. Leave it out")
             return self
         for batch in self.batches:
             if batch % (size := grpo.group_size):
@@ -334,6 +348,7 @@ def load_experiment(
     fields: dict[str, Any] = {"lr": "1e-3"}
     if name or not is_own:
         fields = _read_experiment(name or "tinystories")
+    usual = {**_sizes_of(fields.get("model", "tinystories")), **fields}
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
@@ -344,18 +359,14 @@ def load_experiment(
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
-    if isinstance(fields.get("init"), str) and (initial := find_initial_model(fields["init"])):
-        if named := sorted({"model", "tokenizer", *SIZES} & {*flags}):
-            raise SweepError(f"{named[0]} must be left out: the init {fields['init']!r} sets it.")
-        fields = {key: value for key, value in fields.items() if key not in SIZES}
-        fields |= {"model": initial, "tokenizer": "pretrained"}
+    fields = _with_transformers(fields, usual, flags)
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
     fields |= _own_model(fields)
     model: Any = fields.get("model", "tinystories")
     changes = dict(model) if isinstance(model, dict) else {"preset": model}
     preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
-    sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
+    sizes = {key: parse_count(fields.pop(key), key) for key in (*SIZES, "lora") if key in fields}
     fields["model"] = {**preset, **changes, **sizes}
     if options := fields.pop("model_option", None):
         own = parse_options(options, "model_option")
@@ -383,6 +394,40 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
     name = fields.get("name", workload.partition(":")[0].rpartition(".")[2])
     own = {"kind": "own", "name": workload}
     return {"name": name, "model": own, "data": fields.get("data")}
+
+
+def _with_transformers(
+    fields: dict[str, Any], usual: Mapping[str, Any], flags: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Replace the name of a model of transformers, or the model of the init, by its fields.
+
+    The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
+    """
+    init, model = fields.get("init"), fields.get("model")
+    if isinstance(init, str) and (found := find_model(init, is_start=True)):
+        if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
+            raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
+        own = {"init": pin(init), "tokenizer": "pretrained"}
+    elif is_model_source(model) and (found := find_model(str(model), is_start=False)):
+        own = {"model_source": pin(str(model))}
+    else:
+        return fields
+    given = {**usual, **flags}
+    sizes = {key: parse_count(given[key], key) for key in SIZES if given.get(key) is not None}
+    most, is_bound = found["context"], fields.get("workload") == "grpo"
+    if "context" in flags and sizes["context"] > most:
+        problem = f"context must be at most the model's {most}, got {sizes['context']}"
+        raise SweepError(f"{problem}. Lower it.")
+    if "context" not in flags:
+        sizes["context"] = most if is_bound else min(sizes.get("context", most), most)
+    if own.get("tokenizer", fields.get("tokenizer")) == "pretrained":
+        sizes.pop("vocabulary", None)  # the model's
+    else:
+        found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
+    if "init" in flags and isinstance(fields.get("schedule"), dict):
+        fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
+    kept = {key: value for key, value in fields.items() if key not in SIZES}
+    return {**kept, **own, "model": {**found, **sizes}}
 
 
 def _read_experiment(name: str) -> dict[str, Any]:

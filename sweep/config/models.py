@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
 from sweep.config import read_toml, sha256_of_file
+from sweep.config.hub import PREFIX, model_folder
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 
@@ -72,8 +73,9 @@ class HuggingFaceSettings(ForeignModel):  # a causal language model
     name: str
     architecture: str  # model_type of transformers, such as gpt2
     sizes: dict[str, JsonValue] = Field(default={})  # entries of its config.json, no defaults
-    end: int = 0  # id of the end-of-text token, which swaps places with id 0
+    end: int = 0  # id of the end-of-text token of a pretrained tokenizer
     tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
+    lora: Positive | None = None  # rank of the adapters, which alone are trained; None: all weights
 
 
 class ObjectSettings(ForeignModel):
@@ -134,25 +136,34 @@ MAX_CONFIG_BYTES = 1 << 24
 # Entries of a pretrained model's config.json that say nothing about its sizes.
 NOT_SIZES = {
     *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
-    *("use_cache", "_name_or_path"),
+    *("use_cache", "_name_or_path", "auto_map"),
 }
 
 
+def is_model_source(name: Any) -> bool:
+    """Return True for a model of the hub, and for a folder with the config.json of a model."""
+    if not isinstance(name, str) or name in MODEL_PRESETS:
+        return False
+    return name.startswith(PREFIX) or (Path(name).expanduser() / "config.json").is_file()
+
+
 def model_preset(name: str) -> dict[str, Any]:
-    if ":" in str(name):
+    if ":" in str(name) and not is_model_source(name):
         return {"kind": "object", "name": name}
     if str(name) not in MODEL_PRESETS:
         raise SweepError(
-            f"model must be one of {', '.join(sorted(MODEL_PRESETS))}, your module:object, or a "
-            f"table of sizes, got {name!r}."
+            f"model must be one of {', '.join(sorted(MODEL_PRESETS))}, your module:object, "
+            f"hf:OWNER/NAME, a folder with the config.json of a model, or a table, got {name!r}."
         )
     return MODEL_PRESETS[name].model_dump()
 
 
-def find_initial_model(source: str) -> dict[str, Any] | None:
-    """Return the model fields of a pretrained model, or of a trial that started from one."""
-    folder = Path(source).expanduser()
-    tokenizer = folder / "tokenizer.json"
+def find_model(source: str, is_start: bool) -> dict[str, Any] | None:
+    """Return the model fields of a folder or of the hub; None if transformers does not know it.
+
+    A start needs a tokenizer, and may also be the folder of a trial that started from such a model.
+    """
+    folder = model_folder(source)
     try:
         path = folder / "config.json"
         if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
@@ -160,8 +171,12 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
         config = dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):  # planning refuses this folder
         return None
+    tokenizer = folder / "tokenizer.json"
     if "model_type" not in config:
-        match config.get("science"):
+        match config.get("science") if is_start else None:
+            case {"model": {"lora": int()}}:
+                remedy = "Start from the model that they were trained on"
+                raise SweepError(f"init must hold all weights, got adapters: {source!r}. {remedy}.")
             case {"tokenizer": {"kind": "pretrained"}, "model": dict(model)}:
                 if tokenizer.is_file():
                     return model
@@ -170,18 +185,22 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
     vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
     end = next(iter(end), None) if isinstance(end, list) else end
     context = config.get("max_position_embeddings", config.get("n_positions"))
-    if None in (vocabulary, end, context) or not tokenizer.is_file():
+    has_tokenizer = tokenizer.is_file() and end is not None
+    repository = source.removeprefix(PREFIX).partition("@")[0]
+    if None in (vocabulary, context) or (is_start and not has_tokenizer):
         raise SweepError(
-            "init must contain tokenizer.json, and config.json with vocab_size, eos_token_id and "
-            f"max_position_embeddings, got {source!r}. Save the model and its tokenizer there."
+            "a model must have config.json with vocab_size and max_position_embeddings, and for "
+            f"--init also eos_token_id and tokenizer.json, got {source!r}. Save the model and its "
+            "tokenizer there."
         )
-    return {
+    fields = {
         "kind": "hugging_face",
-        "name": config["model_type"],
+        "name": repository if source.startswith(PREFIX) else config["model_type"],
         "architecture": config["model_type"],
         "vocabulary": vocabulary,
         "context": context,
         "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
-        "end": end,
-        "tokenizer_sha256": sha256_of_file(tokenizer),
     }
+    if has_tokenizer:
+        fields |= {"end": end, "tokenizer_sha256": sha256_of_file(tokenizer)}
+    return fields

@@ -6,18 +6,16 @@ the white space around it. Empty documents are dropped, and line ends become LF.
 Tables and data sets of the Hugging Face hub are read by `datasets`.
 """
 
+import csv
 import glob
 import gzip
 import hashlib
 import importlib
 import json
-import os
 import re
-import sys
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -25,6 +23,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from sweep.config import sha256_of_file
+from sweep.config.hub import hugging_face, parse_hub_name
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir, sha256_of
@@ -38,8 +37,7 @@ TINYSTORIES = {  # sha256 by split
 VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
 TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-# Without these, pandas would turn the texts "NA" and "007" into a missing value and a number.
-CSV_OPTIONS = {"usecols": ["text"], "converters": {"text": str}, "keep_default_na": False}
+TEXT = "text"  # name of a table's column unless the identity has another
 SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
@@ -72,20 +70,27 @@ def needs_datasets(identity: dict[str, Any]) -> bool:
     return identity["name"] == "hf" or not {*identity.get("kind", {}).values()} <= {"text"}
 
 
-def identify_data(source: str) -> dict[str, Any]:
+def identify_data(source: str, column: str = TEXT) -> dict[str, Any]:
     """Return the identity of a source in canonical JSON values; it becomes part of trial ids."""
+    identity = _identify(source)
+    if column != TEXT:
+        if not needs_datasets(identity):
+            raise SweepError(f"text_column applies to tables, got {source!r}. Leave it out.")
+        identity["column"] = column
+    return identity
+
+
+def _identify(source: str) -> dict[str, Any]:
     if source == "tinystories":
         return {"name": "tinystories", "revision": REVISION, "sha256": TINYSTORIES}
     if source == "synthetic":
         return synthetic_identity()
     if is_path(source):
         return _identify_files(find_files(source))
-    if not (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?", source)):
-        raise SweepError(f"data must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
-    repository, revision = match.groups()
+    repository, revision = parse_hub_name(source, "data")
     if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):  # a commit needs no network
         remedy = f"Correct the name, or name a downloaded commit: hf:{repository}@COMMIT."
-        with _hugging_face("huggingface_hub", f"hf:{repository}", remedy) as hub:
+        with hugging_face("huggingface_hub", f"data 'hf:{repository}'", remedy) as hub:
             revision = hub.HfApi().dataset_info(repository, revision=revision, timeout=10).sha
     return {"name": "hf", "repository": repository, "revision": revision, "split": SPLIT_RULE}
 
@@ -128,23 +133,25 @@ def find_files(source: str) -> dict[str, list[Path]]:
 
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
     """Return a reader of each split, train and valid; download and split the data if necessary."""
+    column = identity.get("column", TEXT)
     if identity["name"] == "synthetic":
         return {split: partial(_read_stories, identity, split) for split in SPLITS}
     if identity["name"] == "tinystories":  # the small file first
         return {split: partial(read_text, download(split)) for split in reversed(SPLITS)}
     if identity["name"] == "hf":
-        readers = _open_hub(identity["repository"], identity["revision"])
+        readers = _open_hub(identity["repository"], identity["revision"], column)
     else:
         check_unchanged(identity, path)
         files = find_files(str(path))
-        readers = {role: partial(read_files, paths) for role, paths in files.items()}
+        readers = {role: partial(read_files, paths, column) for role, paths in files.items()}
     return readers if "valid" in readers else split_documents(*readers.values())
 
 
 def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
     """Refuse files whose content is not the identified one; other sources cannot change."""
+    files = {key: value for key, value in identity.items() if key != "column"}
     is_path = identity["name"] == "path"
-    if is_path and (path is None or _identify_files(find_files(path)) != identity):
+    if is_path and (path is None or _identify_files(find_files(path)) != files):
         raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
 
 
@@ -158,7 +165,7 @@ def download(split: str) -> Path:
     path = cache_dir() / "tinystories" / name
     if not path.is_file():
         remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."
-        with _hugging_face("huggingface_hub", f"{REPOSITORY}/{name}", remedy) as hub:
+        with hugging_face("huggingface_hub", f"data '{REPOSITORY}/{name}'", remedy) as hub:
             options = {"repo_type": "dataset", "revision": REVISION}
             path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
     if sha256_of_file(path) != (expected := TINYSTORIES[split]):
@@ -170,10 +177,10 @@ def _table_format(path: Path) -> str | None:
     return TABLE_FORMATS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
-def read_files(paths: list[Path]) -> Iterator[Piece]:
+def read_files(paths: list[Path], column: str = TEXT) -> Iterator[Piece]:
     for path in paths:
         characters = 0
-        for piece in _read_file(path):
+        for piece in _read_file(path, column):
             characters += len(piece.text)
             _check_expansion(path, characters)
             yield piece
@@ -186,13 +193,14 @@ def _check_expansion(path: Path, size: int) -> None:
         raise SweepError(f"data {str(path)!r} must {expected}. Use other data.")
 
 
-def _read_file(path: Path) -> Iterator[Piece]:
+def _read_file(path: Path, column: str) -> Iterator[Piece]:
     if not (loader := _table_format(path)):
         yield from read_text(path)
     else:
-        options: dict[str, Any] = CSV_OPTIONS if loader == "csv" else {}
+        options: dict[str, Any] = {}
+        name = f"data {str(path)!r}"
         files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
-        with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
+        with hugging_face("datasets", name, "Correct the file.") as datasets:
             if loader == "parquet":
                 options = {"batch_size": 100}  # by default a whole row group is expanded
                 file = importlib.import_module("pyarrow.parquet").ParquetFile(path).metadata
@@ -200,7 +208,20 @@ def _read_file(path: Path) -> Iterator[Piece]:
                 _check_expansion(path, sum(group.total_byte_size for group in groups))
             else:
                 _check_lines(path, is_json=loader == "json")
-            yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
+            if loader == "csv":
+                # Otherwise pandas turns the texts "NA" and "007" into a missing value and a number.
+                texts = {"converters": {column: str}, "keep_default_na": False}
+                options = {"usecols": [column], **texts}
+                with _open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
+                    _check_column(column, next(csv.reader(file), [column]), name)
+            rows = datasets.load_dataset(loader, **files, **options)
+            yield from _read_rows(rows, name, column)
+
+
+def _check_column(column: str, names: Sequence[str], data: str) -> None:
+    if column not in names:
+        problem = f"{data} must have the column {column!r}, got {', '.join(names)}"
+        raise SweepError(f"{problem}. Name the column of the texts with --text-column.")
 
 
 def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
@@ -221,44 +242,29 @@ def _check_lines(path: Path, is_json: bool) -> None:
                 json.loads(line)  # raises if they are nested too deep
 
 
-def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
-    name = f"hf:{repository}@{revision}"
+def _open_hub(repository: str, revision: str, column: str) -> dict[str, Reader]:
+    name = f"data 'hf:{repository}@{revision}'"
     if Path(repository).exists():  # `datasets` would read it instead
-        raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
-    with _hugging_face("datasets", name, "It must have a split train.") as datasets:
+        raise SweepError(f"{name} must not be a local path too. Use another folder.")
+    with hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
-        readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
+        readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name, column)}
     for split in [split for split in VALID_NAMES if split in splits][:1]:
-        readers["valid"] = partial(_read_rows, splits[split], name)
+        readers["valid"] = partial(_read_rows, splits[split], name, column)
     return readers
 
 
-def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
-    with _hugging_face("datasets", source, "Each row needs a text without NUL in column text."):
+def _read_rows(rows: Any, data: str, column: str) -> Iterator[Piece]:
+    remedy = f"Each row needs a text without NUL in column {column}."
+    with hugging_face("datasets", data, remedy):
         for batch in rows.with_format("arrow").iter(batch_size=100):
-            for text in batch["text"].to_pylist():
+            _check_column(column, batch.column_names, data)
+            for text in batch[column].to_pylist():
                 if not isinstance(text, str) or "\0" in text:
                     raise ValueError(f"the text {text!r:.40}")
                 text.encode()  # raises if it is not Unicode
                 if document := text.strip():
                     yield Piece(document)
-
-
-@contextmanager
-def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
-    """Import a library with telemetry off, and turn its errors into one sentence."""
-    defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
-    if not sys.stderr.isatty():
-        defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    os.environ.update({**defaults, **os.environ})
-    try:
-        yield importlib.import_module(library)
-    except SweepError:
-        raise
-    except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others
-        cause = error.__cause__ or error  # `datasets` wraps the error of a row
-        reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(".")
-        raise SweepError(f"data {data!r} cannot be read ({reason}). {remedy}") from error
 
 
 def read_text(path: Path, block: int = 1 << 18) -> Iterator[Piece]:

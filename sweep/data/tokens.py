@@ -4,8 +4,8 @@
                    tokenizer.json        except for bytes
                    data.json             counts and hashes; written last
 
-A tokenizer is byte-level BPE by the library `tokenizers`, a pretrained model's, or plain bytes. Id
-0 ends each document; in a pretrained tokenizer, the end-of-text id and id 0 are exchanged.
+A tokenizer is byte-level BPE by the library `tokenizers`, a pretrained model's, or plain bytes. A
+separator ends each document: a pretrained tokenizer's end-of-text id, otherwise id 0.
 """
 
 import fcntl
@@ -21,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.config import sha256_of_file
+from sweep.config.hub import model_folder
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import (
     SEPARATOR,
     SPLITS,
+    TEXT,
     Piece,
     Reader,
     check_unchanged,
@@ -36,18 +38,17 @@ from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
 
 TOKENIZER = "tokenizer.json"
-TOKENS_FORMAT = 2
-SEPARATOR_ID = 0
+TOKENS_FORMAT = 3
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
 
 
 class TextTokenizer:
-    """A tokenizer of the library `tokenizers`, or plain bytes. Id `end` is exchanged with id 0."""
+    """A tokenizer of the library `tokenizers`, or plain bytes. Id `end` separates documents."""
 
-    def __init__(self, path: Path | None, end: int = 0) -> None:
-        self._end = end
+    def __init__(self, path: Path | None, end: int = 0, vocabulary: int | None = None) -> None:
+        self.end = end
         self._library = None
         self.vocabulary_used = 256
         if path is not None:
@@ -58,27 +59,24 @@ class TextTokenizer:
             self._library.encode_special_tokens = True  # as ordinary text
             self._library.no_truncation()  # a saved tokenizer may have these two enabled
             self._library.no_padding()
-            self.vocabulary_used = max(int(self._library.get_vocab_size()), end + 1)
+            ids = self._library.get_vocab().values()
+            self.vocabulary_used = max(*ids, end, 0) + 1
+            if vocabulary is not None and self.vocabulary_used > vocabulary:
+                problem = f"got id {self.vocabulary_used - 1} and vocabulary {vocabulary}"
+                raise SweepError(f"the model must know all ids of {path}, {problem}. Use its own.")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, without separators; all cores work on one batch."""
         if self._library is None:
             return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._exchange(np.array(encoding.ids, np.uint32)) for encoding in encodings]
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         if self._library is None:
             return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
-        own_ids = self._exchange(np.array(list(ids), np.int64)).tolist()
-        return str(self._library.decode(own_ids, skip_special_tokens=False))
-
-    def _exchange(self, ids: np.ndarray) -> np.ndarray:
-        exchanged = ids.copy()
-        exchanged[ids == 0] = self._end
-        exchanged[ids == self._end] = 0
-        return exchanged
+        return str(self._library.decode(list(ids), skip_special_tokens=False))
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
@@ -89,7 +87,7 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
 
 
 def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
-    path = Path(folder or ".") / TOKENIZER
+    path = model_folder(str(folder or ".")) / TOKENIZER
     if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
         raise SweepError(f"the tokenizer {path} is missing or has changed. Restore it.")
     return path
@@ -127,7 +125,7 @@ class TokenizedText:
     train_documents: int
     valid_documents: int
     valid_bytes: int  # UTF-8 bytes of the documents, without separators
-    end: int  # a pretrained tokenizer's own end-of-text id
+    end: int  # id that ends each document
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -214,7 +212,7 @@ def _write(
     elif settings.kind == "bpe":
         on_progress("training the tokenizer")
         train_bpe(readers["train"](), settings.vocabulary, folder / TOKENIZER)
-    tokenizer = TextTokenizer(path, settings.end)
+    tokenizer = TextTokenizer(path, settings.end, settings.vocabulary)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
     data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
     for split in SPLITS:
@@ -231,7 +229,7 @@ def write_tokens(
     pieces: Iterable[Piece], tokenizer: TextTokenizer, path: Path, dtype: str
 ) -> dict[str, int]:
     counts = dict.fromkeys(("tokens", "documents", "bytes"), 0)
-    separator = np.array([SEPARATOR_ID], dtype).tobytes()
+    separator = np.array([tokenizer.end], dtype).tobytes()
     with path.open("wb") as file:
         for batch in _batches(pieces):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
@@ -259,8 +257,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield batch
 
 
-def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
-    identity = identify_data(source)
+def describe_data(source: str, tokenizer: TokenizerSettings, column: str = TEXT) -> dict[str, Any]:
+    identity = identify_data(source, column)
     text = find_prepared(identity, tokenizer)
     folder = _folder(identity, tokenizer)
     return {
@@ -310,6 +308,6 @@ def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
     return np.asarray(tokens[positions], dtype=np.int64)
 
 
-def document_of_targets(tokens: NDArray[np.integer]) -> Ints:
+def document_of_targets(tokens: NDArray[np.integer], end: int) -> Ints:
     """Return the document of each target, (N − 1,), by number; a separator ends its own."""
-    return np.cumsum(tokens[:-1] == SEPARATOR_ID, dtype=np.int64)
+    return np.cumsum(tokens[:-1] == end, dtype=np.int64)

@@ -52,7 +52,6 @@ class HuggingFace(nn.Module):
                 f"model {settings.name!r} must compute logits as states times a matrix, got logits "
                 "with a bias or a scale. Use it as your own module:object."
             )
-        self._end = settings.end
         if recomputes:
             enable = getattr(self.model, "activation_checkpointing_enable", None)
             if enable is None:  # an older version of transformers
@@ -60,18 +59,40 @@ class HuggingFace(nn.Module):
             enable({"use_reentrant": False})
 
     def load(self, folder: Path) -> None:
-        """Load pretrained weights, and exchange the rows of id 0 and of the end-of-text id."""
-        from transformers import AutoModelForCausalLM, logging
+        """Load pretrained weights from safetensors; the class is ours, so no remote code runs."""
+        from transformers import logging
 
         disable_progress_bar: Any = logging.disable_progress_bar
         disable_progress_bar()
         options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
-        pretrained = AutoModelForCausalLM.from_pretrained(folder, **options)
+        load: Any = type(self.model).from_pretrained
+        pretrained, report = load(folder, **options, output_loading_info=True)
+        if missing := sorted(report["missing_keys"]):  # otherwise they would be random
+            raise ValueError(f"{', '.join(missing)} is missing")
         self.model.load_state_dict(pretrained.state_dict())
-        weights = {self.model.get_input_embeddings().weight, self.output_weight()}  # may be tied
-        with torch.no_grad():
-            for weight in weights:
-                weight[[0, self._end]] = weight[[self._end, 0]]
+
+    def add_adapters(self, rank: int, seed: int) -> None:
+        """Freeze the weights and add LoRA adapters, which alone belong to the state dict."""
+        require_extra("peft", "peft", "lora")
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+        from transformers.pytorch_utils import Conv1D
+
+        targets = DEFAULTS.get(self.model.config.model_type, "all-linear")
+        is_transposed = any(isinstance(module, Conv1D) for module in self.modules())
+        sizes = {"r": rank, "lora_alpha": 2 * rank, "fan_in_fan_out": is_transposed}
+        config = LoraConfig(target_modules=targets, lora_dropout=0.0, **sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, self.model)
+        weights = self.named_parameters(remove_duplicate=False)
+        frozen = {name for name, weight in weights if not weight.requires_grad}
+
+        def drop_frozen(module: nn.Module, tensors: dict[str, Tensor], *_: Any) -> None:
+            for name in frozen & tensors.keys():
+                del tensors[name]
+
+        self.register_state_dict_post_hook(drop_frozen)  # type: ignore[no-untyped-call]
 
     def hidden(self, ids: Tensor) -> Tensor:
         return self.model.base_model(ids).last_hidden_state  # type: ignore[no-any-return]

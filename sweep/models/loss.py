@@ -73,21 +73,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad = grad.scatter_add_(1, ids[:, None], -torch.ones_like(normalizer))
                 grad = grad.to(hidden.dtype)
                 chunk_grad.copy_(grad @ narrow)
-                if weight_grad is None:
+                if not ctx.needs_input_grad[1]:
+                    pass  # the weight is frozen
+                elif weight_grad is None:
                     weight_grad = (grad.T @ chunk).to(dtype)
                 elif hidden.dtype == dtype:
                     weight_grad.addmm_(grad.T, chunk)
                 else:
                     weight_grad += grad.T @ chunk
                 del logits, grad
-        assert weight_grad is not None
-        ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
+        parts = () if weight_grad is None else (weight_grad.to(weight.dtype),)
+        ctx.save_for_backward(hidden_grad, *parts)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (saved * grad.to(saved.dtype) for saved in ctx.saved_tensors)
-        return (*gradients, None, None)
+        gradients = [saved * grad.to(saved.dtype) for saved in ctx.saved_tensors]
+        return (*gradients, *[None] * (4 - len(gradients)))
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -115,7 +117,9 @@ class _LinearLogProbs(torch.autograd.Function):
         hidden, weight, targets, normalizers = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             narrow = weight.to(hidden.dtype)
-            weight_grad = torch.zeros_like(weight, dtype=_wide_dtype(weight))  # (V, D)
+            weight_grad = None
+            if ctx.needs_input_grad[1]:
+                weight_grad = torch.zeros_like(weight, dtype=_wide_dtype(weight))  # (V, D)
             hidden_grad = torch.empty_like(hidden)
             tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
             chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
@@ -125,6 +129,8 @@ class _LinearLogProbs(torch.autograd.Function):
                 slopes.scatter_add_(1, ids[:, None], factors[:, None].to(slopes.dtype))
                 slopes = slopes.to(hidden.dtype)
                 chunk_grad.copy_(slopes @ narrow)
-                weight_grad += slopes.T @ chunk
+                if weight_grad is not None:
+                    weight_grad += slopes.T @ chunk
                 del logits, slopes
-        return hidden_grad, weight_grad.to(weight.dtype), None, None, None
+        weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+        return hidden_grad, weight_grad, None, None, None

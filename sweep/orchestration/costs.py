@@ -120,6 +120,8 @@ def time_steps(config: TrialConfig) -> dict[int, float]:
     torch.set_num_threads(config.execution.threads)
     small, factor = config.group_size, 2 if config.science.traits.samples else 4
     eager = config.with_microbatch(factor * small, compile=False)
+    science = config.science.model_copy(update={"start": None})  # needs no weights
+    eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, torch.device(config.execution.device))
     seconds: dict[int, float] = {}
     for size in (small, factor * small):
@@ -135,7 +137,9 @@ def time_steps(config: TrialConfig) -> dict[int, float]:
 
 def disk_bytes(plan: Plan, at_once: int) -> int | None:
     """Return the most bytes that a plan writes while `at_once` trials run at a time."""
-    if (parameters := plan.model.parameters) is None:
+    is_lora = getattr(plan.settings.model, "lora", None)  # only adapters are written
+    parameters = plan.model.trained_parameters if is_lora else plan.model.parameters
+    if parameters is None:
         return None
     weights, checkpoint = 4 * parameters, 12 * parameters  # with AdamW's two moments, in float32
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, load_experiment
+from sweep.config.hub import PREFIX
 from sweep.config.objects import describe_objects, identify_code, object_name, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
@@ -26,7 +27,7 @@ from sweep.plan.plan import (
 from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
-from sweep.trial.folder import SweepFolder, identify_start
+from sweep.trial.folder import SweepFolder, identify_start, weights_of
 
 LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
@@ -268,14 +269,13 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
     if settings.model.flops_per_token is not None and not (plan.code or settings.traits.samples):
         return plan.model
     config = plan.located(folder).trial_config(plan.trials[0])
-    parameters, flops = run_job(inspect_trial, config)
-    counted = {"parameters": parameters, "flops_per_token": flops}
-    if settings.model.parameters not in (None, parameters):  # the workload builds another one
+    counted = run_job(inspect_trial, config)
+    if settings.model.parameters not in (None, counted["parameters"]):  # the workload has its own
         counted |= {"name": settings.workload, "embedding_parameters": None}
     return plan.model.model_copy(update=counted)
 
 
-def inspect_trial(config: TrialConfig) -> tuple[int, float | None]:
+def inspect_trial(config: TrialConfig) -> dict[str, Any]:
     """Check that a trial's workload can be built; count its parameters, and FLOPs per token."""
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
@@ -283,14 +283,14 @@ def inspect_trial(config: TrialConfig) -> tuple[int, float | None]:
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
-    parameters, flops = inspect_workload(config, text)
-    if flops is None and not config.science.traits.samples:  # a model of a library
-        flops = forecast_flops(config)
-    return parameters, flops
+    counted = inspect_workload(config, text)
+    if counted["flops_per_token"] is None and not config.science.traits.samples:
+        counted["flops_per_token"] = forecast_flops(config)  # a model of a library
+    return counted
 
 
 def identify_inputs(request: Request) -> Inputs:
-    """Identify the text, the initial weights and the user code; downloads nothing."""
+    """Identify the text, the initial weights and the user code; downloads none of them."""
     experiment, folder = request.experiment, request.folder
     fields: dict[str, Any] = {"data": None, "code": request.code}
     tokenizer = tokenizer_of(experiment)
@@ -300,12 +300,12 @@ def identify_inputs(request: Request) -> Inputs:
 
         if tokenizer:
             check_tokenizer(tokenizer)
-        fields["data"] = identify_data(experiment.data)
+        fields["data"] = identify_data(experiment.data, experiment.text_column)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
     if experiment.init is not None:
         start = identify_start(experiment.init)
-        own = {"model": experiment.model.model_dump(mode="json"), "data": fields["data"]}
+        own = {"model": weights_of(experiment.model), "data": fields["data"]}
         own["tokenizer"] = tokenizer and tokenizer.model_dump(mode="json")
         for name, expected in own.items():
             if name in start and start[name] != expected:
@@ -313,14 +313,19 @@ def identify_inputs(request: Request) -> Inputs:
                     f"init must be a trial with the experiment's {name} ({expected!r}), got "
                     f"{start[name]!r}. Give the {name} of that trial."
                 )
-        init_path = _relative_to(folder, experiment.init)
-        fields |= {"start": {"weights": start["weights"]}, "init_path": init_path}
+        fields["start"] = {"weights": start["weights"]}
+    if source := experiment.init or (
+        experiment.tokenizer == "pretrained" and experiment.model_source
+    ):
+        fields["init_path"] = _relative_to(folder, source)
     return Inputs(**fields)
 
 
 def _relative_to(folder: SweepFolder, source: str) -> str:
-    """Keep an absolute path; write another one relative to the sweep folder."""
+    """Keep an absolute path or a name of the hub; write a path relative to the sweep folder."""
     path = Path(source).expanduser()
+    if source.startswith(PREFIX):
+        return source
     return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 

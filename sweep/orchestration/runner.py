@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweep.config.hub import weights_folder
 from sweep.config.trial import tokenizer_of
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
@@ -98,9 +99,11 @@ def check_request(planned: planning.Planned) -> None:
 
 
 def _prepare(planned: planning.Planned, on_progress: Callable[[str], None]) -> None:
-    """Tokenize the data and check the prompts, before anything of the sweep is written."""
+    """Get data and weights, and check the prompts, before anything of the sweep is written."""
     folder = planned.request.folder
     plan = planned.plan.located(folder)
+    if plan.start and plan.init_path:
+        weights_folder(plan.init_path)
     tokenizer = tokenizer_of(plan.settings)
     if plan.data is None or tokenizer is None:
         return

@@ -67,6 +67,7 @@ class Inputs(Settings):
 class PlannedModel(Settings):
     name: str
     parameters: int | None
+    trained_parameters: int | None = None  # None: all
     embedding_parameters: int | None
     flops_per_token: float | None = None  # in training; None: not known
 

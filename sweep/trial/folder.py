@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from sweep.config import sha256_of_file
+from sweep.config.hub import PREFIX
+from sweep.config.models import ModelSettings
 from sweep.config.settings import parse_settings
 from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
@@ -288,8 +290,10 @@ class SweepFolder:
         return [part for pattern in patterns for part in self.path.glob(pattern)]
 
     def locate(self, data_path: str | None) -> str | None:
-        """Return the absolute form of a path that may be relative to this folder."""
-        return data_path and os.path.normpath(self.path.absolute() / data_path)
+        """Return the absolute form of a path that may be relative to this folder, or on the hub."""
+        if data_path is None or data_path.startswith(PREFIX):
+            return data_path
+        return os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
         if not TRIAL_ID.fullmatch(str(trial_id)):
@@ -312,8 +316,15 @@ class SweepFolder:
         return [self.trial(row["id"]) for row in self.require_plan()["trials"] if row["id"]]
 
 
+def weights_of(model: ModelSettings) -> dict[str, Any]:
+    """Return the settings of a model that decide the shapes of its weights."""
+    return model.model_dump(mode="json", exclude={"context", "lora"})
+
+
 def identify_start(path: str) -> dict[str, Any]:
-    """Return the hash of initial weights, and for a trial its model, tokenizer and data."""
+    """Return the identity of initial weights, and for a trial its model, tokenizer and data."""
+    if path.startswith(PREFIX):
+        return {"weights": path}  # with the commit, so planning need not download them
     folder = TrialFolder(Path(path).expanduser())
     files = sorted(folder.path.glob("*.safetensors*"))  # and the index of several files
     if not files or not folder.config_path.is_file():
@@ -327,7 +338,7 @@ def identify_start(path: str) -> dict[str, Any]:
         raise CorruptFile(f"{folder.weights_path} does not match the sha256 in result.json.")
     start = {
         "weights": weights,
-        "model": science.model.model_dump(mode="json"),
+        "model": weights_of(science.model),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
     }
     if not (science.tokenizer and science.tokenizer.is_pretrained):

@@ -44,8 +44,8 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     return workload
 
 
-def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> tuple[int, float | None]:
-    """Build a trial's workload and model; return the model's parameters and FLOPs per token.
+def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[str, Any]:
+    """Build a trial's workload and model; return counts by the names of `PlannedModel`.
 
     The user's code also computes a loss, and its FLOPs are counted.
     """
@@ -61,7 +61,11 @@ def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> tuple[i
             model = workload.build_model()
             if not science.traits.samples:
                 flops = count_flops(workload, model)
-    return sum(weight.numel() for weight in model.parameters()), flops
+    weights = [*model.parameters()]
+    total = sum(weight.numel() for weight in weights)
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    counts = {"parameters": total, "trained_parameters": trained if trained < total else None}
+    return {**counts, "flops_per_token": flops}
 
 
 def count_flops(workload: Workload, model: nn.Module) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sweep.config.experiment import FINAL_PROMPTS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import SEPARATOR_ID, TokenizedText
+from sweep.data.tokens import TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate
@@ -43,6 +43,8 @@ class Grpo(LanguageWorkload):
         self.updates_per_step = self.settings.num_iterations
         self.wide_dtype = torch.float32 if device.type == "mps" else torch.float64
         self.reference: nn.Module | None = None
+        tokenizer = config.science.tokenizer
+        self.end = tokenizer.end if tokenizer else 0  # id that ends a completion
 
     @cached_property
     def task(self) -> tasks.Task:
@@ -134,7 +136,7 @@ class Grpo(LanguageWorkload):
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
             at_once = self.config.completions_at_once(microbatch_size)
-            end = None if is_random else SEPARATOR_ID
+            end = None if is_random else self.end
             completions = self.generate(model, ids, uniforms, at_once, end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
@@ -143,7 +145,7 @@ class Grpo(LanguageWorkload):
                 self.meter.add_rewards(rewards, components, size)
                 scores = torch.from_numpy(rewards).float().to(self.device)
                 gain = advantages(scores, size, settings.scale_rewards)
-            mask = completion_mask(completions, SEPARATOR_ID)
+            mask = completion_mask(completions, self.end)
             self.meter.add("completion/tokens", mask.sum(), len(mask))
         with self._phase("log_probs"), torch.no_grad():
             ids = torch.cat((ids, completions), dim=1)
@@ -166,7 +168,7 @@ class Grpo(LanguageWorkload):
                     f"prompt_tokens must hold the longest prompt, got {length} for {prompt.text!r} "
                     f"with {len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
                 )
-            rows.append([SEPARATOR_ID] * (length - len(ids)) + ids)
+            rows.append([self.end] * (length - len(ids)) + ids)
         return torch.tensor(rows, device=self.device)
 
     def generate(
@@ -212,7 +214,7 @@ class Grpo(LanguageWorkload):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            ids = self.generate(model, self.encode(prompts), uniforms, at_once, SEPARATOR_ID)
+            ids = self.generate(model, self.encode(prompts), uniforms, at_once, self.end)
             rewards.append(tasks.score(self.reward, prompts, ids, self.tokenizer)[0])
         return np.concatenate(rewards)
 

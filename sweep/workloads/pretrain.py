@@ -1,7 +1,6 @@
 """Language models as workloads, and next-token prediction on a text."""
 
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
+from sweep.config.hub import weights_folder
 from sweep.config.trial import TrialConfig
 from sweep.data.sources import needs_datasets
 from sweep.data.tokens import (
@@ -63,7 +63,8 @@ class LanguageWorkload(Workload):
         settings = self.config.science.tokenizer
         if settings is None:
             return TextTokenizer(None)
-        return TextTokenizer(pretrained_path(self.config.init_path, settings), settings.end)
+        path = pretrained_path(self.config.init_path, settings)
+        return TextTokenizer(path, settings.end, settings.vocabulary)
 
     def head(self, model: HasHidden, ids: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Return the states from position `first`, (B·T, D), and the output projection, (V, D)."""
@@ -74,28 +75,40 @@ class LanguageWorkload(Workload):
         return states, model.output_weight()
 
     def build_model(self) -> nn.Module:
-        """Build the model with the weights of the seed or, except on meta, of `init_path`."""
+        """Build the model with the weights of the seed or, except on meta, of `init_path`.
+
+        LoRA's adapters are added after the weights are loaded, because they change names.
+        """
         science = self.config.science
         recomputes = self.config.execution.activation_checkpointing
         model = build_model(science.model, science.seed, recomputes)
         path = self.config.init_path
-        if path is None or any(weight.is_meta for weight in model.parameters()):
-            return model
-        if science.start is None or identify_start(path)["weights"] != science.start["weights"]:
-            problem = f"the weights in {path} have changed since the sweep was planned"
-            raise SweepError(f"{problem}. Restore them, or choose another --out.")
-        weights = TrialFolder(Path(path)).weights_path
-        try:
-            if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
-                model.load(Path(path))
-            else:
-                load_model(model, weights)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise SweepError(
-                f"init must hold weights of the experiment's model, but those in {path} do not "
-                f"load ({' '.join(str(error).split())[:200]}). Use the model that they belong to."
-            ) from error
+        has_weights = not any(weight.is_meta for weight in model.parameters())
+        if path is not None and science.start is not None and has_weights:
+            if identify_start(path)["weights"] != science.start["weights"]:
+                problem = f"the weights in {path} have changed since the sweep was planned"
+                raise SweepError(f"{problem}. Restore them, or choose another --out.")
+            load_weights(model, path)
+        rank = getattr(science.model, "lora", None)
+        if rank and isinstance(model, HuggingFace):
+            model.add_adapters(rank, science.seed)
         return model
+
+
+def load_weights(model: nn.Module, source: str) -> None:
+    """Load the weights of a trial's folder, of a folder of transformers, or of the hub."""
+    folder = weights_folder(source)
+    weights = TrialFolder(folder).weights_path
+    try:
+        if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
+            model.load(folder)
+        else:
+            load_model(model, weights)
+    except (OSError, SafetensorError, RuntimeError, ImportError, ValueError) as error:
+        raise SweepError(
+            f"init must hold weights of the experiment's model, but those in {source} do not "
+            f"load ({' '.join(str(error).split())[:200]}). Use the model that they belong to."
+        ) from error
 
 
 class Pretrain(LanguageWorkload):
@@ -168,7 +181,7 @@ class Pretrain(LanguageWorkload):
             rest = torch.from_numpy(text.valid[windows * context :].astype(np.int64))[None]
             last = self.token_losses(model, rest.to(self.device))
             losses.append(last.cpu().double().numpy().ravel())
-        documents = document_of_targets(text.valid)
+        documents = document_of_targets(text.valid, text.end)
         sums = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
         counts = np.bincount(documents, minlength=text.valid_documents)
         valid_losses = np.stack([sums, counts], axis=1).astype(np.float64)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sweep.config.experiment import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object
-from sweep.data.tokens import SEPARATOR_ID, SequenceStream, TextTokenizer, TokenizedText
+from sweep.data.tokens import SequenceStream, TextTokenizer, TokenizedText
 from sweep.errors import user_code
 
 WORDS = 3  # words in a prompt
@@ -84,7 +84,7 @@ def score(
     """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
     rows = []
     for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
-        ends = np.flatnonzero(ids == SEPARATOR_ID)
+        ends = np.flatnonzero(ids == tokenizer.end)
         text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
         rows.append(reward(prompt, Completion(text, len(ends) > 0)))
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -104,7 +104,7 @@ class Openings(Task):
     def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
         split = self._text.valid if is_held_out else self._text.train
         if is_held_out not in self._ends:
-            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == SEPARATOR_ID)
+            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self._text.end)
         ends = self._ends[is_held_out]
         index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0

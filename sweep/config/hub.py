@@ -1,0 +1,67 @@
+"""Models and data sets of the Hugging Face hub: names, downloads, and errors in one sentence."""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sweep.errors import SweepError
+
+PREFIX = "hf:"
+MODEL_FILES = ("config.json", "tokenizer.json")
+WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+
+
+def parse_hub_name(source: str, subject: str) -> tuple[str, str | None]:
+    """Return OWNER/NAME and the revision, None if it is not given."""
+    if not (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?", source)):
+        raise SweepError(f"{subject} must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
+    return match[1], match[2]
+
+
+def model_folder(source: str, files: tuple[str, ...] = MODEL_FILES) -> Path:
+    """Return the folder of a model; of one on the hub, download the files to the hub's cache."""
+    if not source.startswith(PREFIX):
+        return Path(source).expanduser()
+    repository, revision = parse_hub_name(source, "model")
+    remedy = "Correct the name, or give the folder of a downloaded model."
+    with hugging_face("huggingface_hub", f"model {source!r}", remedy) as hub:
+        patterns = {"allow_patterns": list(files), "ignore_patterns": "*/*"}
+        return Path(hub.snapshot_download(repository, revision=revision, **patterns))
+
+
+def weights_folder(source: str) -> Path:
+    """Return the folder of a model and its weights; download them if they are on the hub."""
+    folder = model_folder(source, (*MODEL_FILES, *WEIGHTS))
+    if not any(folder.glob("*.safetensors")):
+        raise SweepError(
+            f"{source} must hold weights in safetensors, got none. Convert them first."
+        )
+    return folder
+
+
+def pin(source: str) -> str:
+    """Return a model's name with the commit of its revision; a folder's name as it is."""
+    is_folder = not source.startswith(PREFIX)
+    return source if is_folder else f"{source.partition('@')[0]}@{model_folder(source).name}"
+
+
+@contextmanager
+def hugging_face(library: str, subject: str, remedy: str) -> Iterator[Any]:
+    """Import a library with telemetry off, and turn its errors into one sentence."""
+    defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
+    if not sys.stderr.isatty():
+        defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    os.environ.update({**defaults, **os.environ})
+    try:
+        yield importlib.import_module(library)
+    except SweepError:
+        raise
+    except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others
+        cause = error.__cause__ or error  # `datasets` wraps the error of a row
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(".")
+        raise SweepError(f"{subject} cannot be read ({reason}). {remedy}") from error
