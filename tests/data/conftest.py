@@ -57,14 +57,16 @@ class Hub:
             def do_GET(self) -> None:
                 hub.requests.append(f"{self.command} {self.path}")
                 path = self.path.partition("?")[0]
-                if match := re.fullmatch(rf"/datasets/someone/stories/resolve/{COMMIT}/(.+)", path):
+                if match := re.fullmatch(
+                    rf"(?:/datasets)?/someone/\w+/resolve/{COMMIT}/(.+)", path
+                ):
                     content = hub.files.get(match[1])
                     self.answer(content, {"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"})
-                elif path.startswith("/api/datasets/someone/stories/tree"):
+                elif re.match(r"/api/\w+/someone/(stories|tiny)/tree", path):
                     self.answer_json([entry(name, data) for name, data in hub.files.items()])
-                elif path.startswith("/api/datasets/someone/stories"):
+                elif match := re.match(r"/api/\w+/(someone/(?:stories|tiny))", path):
                     names = [{"rfilename": name} for name in hub.files]
-                    self.answer_json({"id": "someone/stories", "sha": COMMIT, "siblings": names})
+                    self.answer_json({"id": match[1], "sha": COMMIT, "siblings": names})
                 else:
                     self.answer(None, {"X-Error-Code": "RepoNotFound"})
 

@@ -138,6 +138,15 @@ def test_a_data_set_of_the_hub_is_identified_by_its_commit_or_refused(hub):
     assert "\n" not in message
 
 
+def test_another_column_of_a_data_set_of_the_hub_holds_the_texts(hub):
+    rows = "".join(json.dumps({"id": i, "story": text}) + "\n" for i, text in enumerate(STORIES))
+    hub.files = {"train.jsonl": rows.encode()}
+    _, texts = hub.run(HUB.replace('stories")', 'stories", "story")'))
+    assert sorted(texts["train"] + texts["valid"]) == sorted(STORIES)
+    [message] = hub.run(HUB)
+    assert "must have the column 'text', got id, story" in message and "--text-column" in message
+
+
 def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub):
     hub.files = {"train.jsonl": json_lines(STORIES)}
     _, texts = hub.run(HUB)
@@ -212,6 +221,28 @@ def test_every_row_of_a_table_is_a_document(tmp_path, name):
     pieces = list(read_files([tmp_path / name]))
     assert [piece.text for piece in pieces] == [text.strip() for text in texts]
     assert all(piece.ends_document for piece in pieces)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_a_column_of_a_table_is_part_of_the_identity_unless_it_is_text(tmp_path, name):
+    path = tmp_path / name
+    write_table(path, ["NA", "007", *STORIES])
+    plain = identify_data(str(path))
+    assert identify_data(str(path), "text") == plain and "column" not in plain
+    identity = identify_data(str(path), "id")
+    assert identity == plain | {"column": "id"}
+    if name == "a.csv":  # its numbers are texts
+        readers = open_data(identity, str(path))
+        texts = [piece.text for split in ("train", "valid") for piece in readers[split]()]
+        assert sorted(texts, key=int) == [str(i) for i in range(len(STORIES) + 2)]
+    with pytest.raises(SweepError, match="must have the column 'story', got id, text"):
+        open_data(identify_data(str(path), "story"), str(path))
+
+
+def test_a_column_of_plain_text_is_refused(story_file):
+    for source in (str(story_file), "synthetic", "tinystories"):
+        with pytest.raises(SweepError, match="text_column applies to tables"):
+            identify_data(source, "story")
 
 
 def test_a_folder_may_hold_tables(tmp_path):

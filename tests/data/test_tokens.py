@@ -327,4 +327,5 @@ def test_windows_overlap_by_the_one_token_between_input_and_target():
 
 def test_a_target_belongs_to_its_document_and_a_separator_to_the_one_it_ends():
     tokens = np.array([5, 6, 0, 7, 0, 0, 8, 0])  # documents: 5 6 | 7 | (empty) | 8
-    assert document_of_targets(tokens).tolist() == [0, 0, 1, 1, 2, 3, 3]
+    assert document_of_targets(tokens, 0).tolist() == [0, 0, 1, 1, 2, 3, 3]
+    assert document_of_targets(tokens, 8).tolist() == [0, 0, 0, 0, 0, 0, 1]

@@ -13,6 +13,7 @@ from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, TrialFolder
 from tests.exactness.attempts import attempt, continued_from, plan_trial
+from tests.hugging_face import save_model
 
 STEPS = 30
 DEATHS = [  # moment, its occurrence, and the steps that the next attempt need not take again
@@ -67,6 +68,26 @@ def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
     keys = ("final_valid_loss", "final_train_loss", "best_valid_loss", "clipped_step_fraction")
     for key in (*keys, "tokens_to_target"):
         assert result[key] == other_result[key]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [("gpt2", None), ("llama", 4), pytest.param("gpt2", 4, marks=pytest.mark.slow)],
+)
+def test_fine_tuning_resumes_exactly_with_and_without_lora(tmp_path, kind, rank):
+    pytest.importorskip("peft")
+    init = save_model(kind, tmp_path / "model")
+    settings = {**SHORT, "budget": 8 * 64 * 12, "init": str(init), "data": "synthetic"}
+    settings |= {"lora": rank} if rank else {}
+    whole, trial = (planned_trial(tmp_path / name, "quick", settings) for name in ("a", "b"))
+    run_to_the_end(whole)
+    assert attempt(trial, "after a step", 7) == -signal.SIGKILL
+    stored = load_file(trial.checkpoints()[0].path / "state.safetensors")
+    run_to_the_end(trial)
+    assert_same(trial, whole)
+    assert continued_from(trial) == [6]
+    weights = {name for name in stored if name.startswith("model.")}
+    assert weights and all("lora_" in name for name in weights) == bool(rank)
 
 
 @pytest.fixture(scope="module")

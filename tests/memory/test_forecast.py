@@ -65,6 +65,16 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
         {"experiment": "quick", "model": SMALL_GPT2},
         {"experiment": "quick", "model": SMALL_GPT2, "execution": CHECKPOINTED},
         {"experiment": "grpo-words", "model": SMALL_GPT2, "grpo": SHORT},
+        {"experiment": "quick", "model": {**SMALL_GPT2, "lora": 4}, "init": "pretrained"},
+        pytest.param(
+            {
+                "experiment": "grpo-words",
+                "model": {**SMALL_GPT2, "lora": 4},
+                "init": "pretrained",
+                "grpo": SHORT,
+            },
+            marks=SLOW,
+        ),
         {"model": "odd:Tied", "vocabulary": 500, "context": 32, "data": "synthetic"},
     ],
     ids=lambda case: "-".join(

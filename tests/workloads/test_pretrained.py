@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, load_model, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
-from sweep.config.models import find_initial_model
+from sweep.config.models import find_model
 from sweep.config.trial import Execution
-from sweep.data.tokens import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.orchestration.costs import estimate
@@ -24,30 +23,11 @@ from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
+from tests.hugging_face import STORIES, save_model
 from tests.workloads.trials import CPU, metrics
 
 transformers = pytest.importorskip("transformers")
 LOGISTICS, NEW = Execution(device="cpu"), SweepFolder(Path("nowhere"))
-STORIES = [f"Once there was a {color} cat. It liked the {thing}." for color in
-           ("red", "blue", "green") for thing in ("sun", "rain", "wind", "snow")]  # fmt: skip
-
-
-def gpt2(**ids):
-    """Return a model with tied embeddings, and the maximum size of its files."""
-    config = transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **ids)
-    return transformers.GPT2LMHeadModel(config), "1GB"
-
-
-def llama(**ids):
-    """Return a model with two embeddings, which pads with the end of a text, in several files."""
-    config = transformers.LlamaConfig(
-        max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, tie_word_embeddings=False, pad_token_id=ids["eos_token_id"], **ids,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config), "50KB"
-
-
-MODELS = {"gpt2": gpt2, "llama": llama}
 BOTH = pytest.mark.parametrize(
     "pretrained", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)], indirect=True
 )
@@ -55,25 +35,7 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module", params=["gpt2"])
 def pretrained(tmp_path_factory, request):
-    """A folder written by `save_pretrained`; the end of a text is the last id."""
-    folder = tmp_path_factory.mktemp("hub") / "tiny"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=299, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
-    )
-    tokenizer.train_from_iterator(STORIES, trainer)
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    end = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.enable_truncation(4)  # a saved tokenizer may keep such settings
-    tokenizer.enable_padding(length=4)
-    torch.manual_seed(0)
-    model, most = MODELS[request.param](vocab_size=end + 1, bos_token_id=end, eos_token_id=end)
-    model.save_pretrained(folder, max_shard_size=most)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return save_model(request.param, tmp_path_factory.mktemp("hub") / "tiny")
 
 
 @pytest.fixture
@@ -110,30 +72,27 @@ def test_the_start_decides_model_and_tokenizer(pretrained, text, tmp_path):
     theirs.no_truncation()
     theirs.no_padding()
     own = workload.tokenizer.encode_batch(["a red cat liked the wind!"])[0].tolist()
-    end = model.end
-    swapped = [{0: end, end: 0}.get(i, i) for i in own]
-    assert swapped == theirs.encode("a red cat liked the wind!").ids and end in own
+    assert own == theirs.encode("a red cat liked the wind!").ids and 0 in own
     assert workload.tokenizer.decode(own) == "a red cat liked the wind!"
-    documents = (workload.text.train == SEPARATOR_ID).sum()
+    documents = (workload.text.train == model.end).sum()
     assert documents == workload.text.train_documents
 
 
 @BOTH
 def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, tmp_path):
-    """With the ids 0 and of the end of a text exchanged, and without weights of the seed."""
     config = trial_of(pretrained, text, tmp_path / "s")
-    step, end = TrainingStep(config, CPU), config.science.model.end
+    step = TrainingStep(config, CPU)
     llm = transformers.AutoModelForCausalLM.from_pretrained(pretrained).eval()
     assert step.model.model.get_input_embeddings().padding_idx is None
     batch = step.rolled_out(step.workload.build_batch(0, 8))
     step.backward(batch)
     first, ids = metrics(step.workload), batch[0]
-    assert (first["grpo/ratio"], first["grpo/kl"]) == (1, 0) and (ids == 0).any()
+    assert (first["grpo/ratio"], first["grpo/kl"]) == (1, 0)
+    assert (ids == config.science.model.end).any()  # the padding of prompts
     own, _ = step.workload.log_probs(step.model, ids)
-    theirs = torch.where(ids == 0, end, torch.where(ids == end, 0, ids))
     with torch.no_grad():
-        every = torch.log_softmax(llm(theirs).logits[:, 27:-1], dim=-1)
-    expected = every.gather(-1, theirs[:, 28:, None]).squeeze(-1)
+        every = torch.log_softmax(llm(ids).logits[:, 27:-1], dim=-1)
+    expected = every.gather(-1, ids[:, 28:, None]).squeeze(-1)
     torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -182,7 +141,9 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     ids, same = (tokenizer.encode_batch(["a red cat"])[0].tolist() for tokenizer in tokenizers)
     assert ids == same
     shutil.rmtree(out)  # the second trial is a start without the first
-    assert find_initial_model(str(second.path)) == config.science.model.model_dump(mode="json")
+    assert find_model(str(second.path), is_start=True) == config.science.model.model_dump(
+        mode="json"
+    )
     trial_of(second.path, text, tmp_path / "third")
     second.tokenizer_path.unlink()
     with pytest.raises(SweepError, match=r"tokenizer\.json"):
@@ -222,10 +183,33 @@ def test_other_weights_than_planned_are_refused(pretrained, text, tmp_path):
         grow_plan(plan, other)
 
 
-@pytest.mark.parametrize("flag", [{"model": "small"}, {"context": "32"}, {"tokenizer": "bytes"}])
+@pytest.mark.parametrize(
+    "flag", [{"model": "small"}, {"vocabulary": "512"}, {"tokenizer": "bytes"}]
+)
 def test_settings_that_follow_from_the_start_are_refused(pretrained, text, flag):
     with pytest.raises(SweepError, match=f"{next(iter(flag))} must be left out"):
         load_experiment("grpo-words", fields(pretrained, text, **flag))
+
+
+def test_missing_weights_are_refused_instead_of_random(pretrained, text, tmp_path):
+    lacking = tmp_path / "lacking"
+    shutil.copytree(pretrained, lacking)
+    (file,) = lacking.glob("*.safetensors")
+    weights = load_file(file)
+    del weights["transformer.ln_f.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(SweepError, match=r"do not load \(transformer\.ln_f\.weight is missing\)"):
+        Grpo(trial_of(lacking, text, tmp_path / "s"), CPU).build_model()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(pretrained, text, tmp_path):
+    small = tmp_path / "small"
+    shutil.copytree(pretrained, small)
+    config = json.loads((small / "config.json").read_text())
+    config |= {"vocab_size": 280, "eos_token_id": 279}
+    (small / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SweepError, match="the model must know all ids"):
+        _ = Grpo(trial_of(small, text, tmp_path / "s"), CPU).text
 
 
 def test_a_start_without_tokenizer_weights_or_end_is_refused(pretrained, text, tmp_path):

@@ -1,0 +1,1 @@
+from tests.data.conftest import hub as hub
