@@ -27,7 +27,6 @@ from sweep.config.models import (
     HuggingFaceSettings,
     ModelBase,
     ObjectSettings,
-    QuadraticSettings,
     TransformerSettings,
 )
 from sweep.config.settings import Settings, settings_of
@@ -66,7 +65,6 @@ MODELS: tuple[type[ModelBase], ...] = (
     TransformerSettings,
     HuggingFaceSettings,
     ObjectSettings,
-    QuadraticSettings,
 )
 MODEL_INTRODUCTION = """`model = "quick"` names a preset. A table changes keys of a preset:
 

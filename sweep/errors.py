@@ -52,12 +52,10 @@ def describe_error(error: BaseException) -> str:
 
 def user_location(error: BaseException) -> str:
     """Return ` (FILE, line N)` of the last line of the user's code in a traceback, or ""."""
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = str(Path(__file__).parent)
-    libraries = (own, sysconfig.get_path("stdlib"), "<")  # also installed packages
-    files = [(name, line) for name, line in places if not name.startswith(libraries)]
-    files = [place for place in files if "site-packages" not in place[0]]
-    return f" ({Path(files[-1][0]).name}, line {files[-1][1]})" if files else ""
+    libraries = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f[0]]
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sweep.analysis.frames import Estimate
 from sweep.analysis.rates import TunedRate
-from sweep.analysis.statistics import Estimate
 from sweep.config.objective import Objective
 from sweep.plan.curves import rate_points, stack_points
 from sweep.plan.decision import LOOKS, Decision, decide

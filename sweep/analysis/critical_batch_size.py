@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
 
-from sweep.analysis.frames import SweepTables, curves_by_trial, report_trials
-from sweep.analysis.statistics import Estimate
+from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, report_trials
 from sweep.errors import SweepError
 from sweep.plan.curves import Floats
 from sweep.plan.rates import crossing_tokens, smoothed

@@ -5,18 +5,19 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 
 import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
-from sweep.analysis.statistics import mean_of
 from sweep.config import read_toml
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import CorruptFile, SweepError, printable
+from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, refuse_links, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
@@ -30,6 +31,29 @@ METRIC = "final_valid_"  # begins the columns of a workload's metrics
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
+
+
+class Estimate(NamedTuple):
+    """A value and its 95 % interval, whose ends are NaN if the data allow none."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        """Write `1.5 [1.4, 1.6]`, or the value alone."""
+        ends = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
+        return f"{self.value:{form}}{ends}"
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """Return the mean of independent values with its t interval; there is none for one value."""
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return Estimate(mean, math.nan, math.nan)
+    error = float(np.std(values, ddof=1)) / math.sqrt(count)
+    half = float(stdtrit(count - 1, 1 - ALPHA / 2)) * error
+    return Estimate(mean, mean - half, mean + half)
 
 
 @dataclass(frozen=True, eq=False)

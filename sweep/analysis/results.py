@@ -28,6 +28,7 @@ from sweep.analysis.frames import (
     SweepTables,
     find_gains,
     load_tables,
+    mean_of,
     refuse_large,
     report_trials,
     to_numbers,
@@ -35,7 +36,6 @@ from sweep.analysis.frames import (
 )
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
-from sweep.analysis.statistics import mean_of
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.errors import SweepError

@@ -10,8 +10,8 @@ from scipy.special import stdtrit
 from scipy.stats import linregress
 
 from sweep.analysis.answer import join
+from sweep.analysis.frames import Estimate
 from sweep.analysis.rates import TunedRate
-from sweep.analysis.statistics import Estimate
 from sweep.config import read_toml
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan

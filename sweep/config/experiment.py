@@ -206,7 +206,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         own_model = self.model.name if self.model.kind == "object" else ""
         of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
         names = (self.workload, own_model, *of_grpo)
-        return [name for name in names if ":" in name and not shipped_module(name)]
+        return [name for name in dict.fromkeys(names) if ":" in name and not shipped_module(name)]
 
 
 def _read_seeds(value: Any) -> Any:
@@ -293,7 +293,8 @@ class Experiment(TrainingSettings):
     def _fits_together(self) -> Self:
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
         is_user_code = ":" in workload
-        if not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"):
+        reads_model = workload in ("pretrain", "grpo")
+        if not is_user_code and reads_model != (model.vocabulary is not None):
             raise ValueError(f"workload {workload!r} cannot train {model.name!r}. Change either")
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32. Leave it out")
@@ -344,18 +345,15 @@ def load_experiment(
     The default for the user's workload names no model and no text; otherwise `tinystories`.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
-    is_own = ":" in str(flags.get("workload", ""))
+    workload = str(flags.get("workload", ""))
     fields: dict[str, Any] = {"lr": "1e-3"}
-    if name or not is_own:
-        fields = _read_experiment(name or "tinystories")
+    if name or ":" not in workload:
+        default = "quadratic" if workload == "quadratic" else "tinystories"
+        fields = _read_experiment(name or default)
     usual = {**_sizes_of(fields.get("model", "tinystories")), **fields}
-    if flags.get("workload") == "quadratic":
-        flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        if ":" in str(flags["model"]):
-            fields = {**_sizes_of(fields.get("model")), **fields}
-        else:
-            fields = {key: value for key, value in fields.items() if key not in SIZES}
+        is_object = ":" in str(flags["model"])
+        fields = usual if is_object else {k: v for k, v in fields.items() if k not in SIZES}
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
@@ -371,8 +369,6 @@ def load_experiment(
     if options := fields.pop("model_option", None):
         own = parse_options(options, "model_option")
         fields["model"]["options"] = {**fields["model"].get("options", {}), **own}
-    if fields["model"]["kind"] == "quadratic":
-        fields = {"workload": "quadratic", **fields, "data": None}
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
@@ -389,11 +385,11 @@ def _sizes_of(model: Any) -> dict[str, int]:
 def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment whose workload has its own model."""
     workload = str(fields.get("workload", ""))
-    if ":" not in workload or "model" in fields:
+    if (":" not in workload and workload != "quadratic") or "model" in fields:
         return {}
-    name = fields.get("name", workload.partition(":")[0].rpartition(".")[2])
-    own = {"kind": "own", "name": workload}
-    return {"name": name, "model": own, "data": fields.get("data")}
+    own = {"kind": "object", "name": workload, "vocabulary": None, "context": 1}
+    title = workload.partition(":")[0].rpartition(".")[2]
+    return {"name": title, "data": None, **fields, "model": own}
 
 
 def _with_transformers(

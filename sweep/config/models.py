@@ -1,4 +1,4 @@
-"""Model settings: sizes, parameter counts and FLOPs in closed form, and pretrained models."""
+"""Model settings: sizes, presets, and models of transformers."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,11 @@ class ModelBase(Settings):
     """Capabilities that every model declares. Other code asks for these, never for the kind."""
 
     uses_all_parameters: ClassVar[bool] = True  # whether every step gives each one a gradient
-    is_worth_compiling: ClassVar[bool] = True  # whether torch.compile can pay for its time
-    supports_half_precision: ClassVar[bool] = True  # whether bf16 may be chosen
+
+    @property
+    def supports_half_precision(self) -> bool:
+        """Whether bf16 may be chosen; a workload's own model may use autocast by itself."""
+        return getattr(self, "vocabulary", None) is not None
 
 
 class TransformerSettings(ModelBase):
@@ -41,21 +44,6 @@ class TransformerSettings(ModelBase):
             raise ValueError(f"heads must split d_model ({self.d_model}) into equal even parts")
         return self
 
-    @property
-    def embedding_parameters(self) -> int:  # input embeddings and output projection
-        return 2 * self.vocabulary * self.d_model
-
-    @property
-    def parameters(self) -> int:
-        d = self.d_model
-        block = 4 * d * d + 3 * d * self.d_ff + 2 * d
-        return self.embedding_parameters + self.layers * block + d
-
-    @property
-    def flops_per_token(self) -> int:  # in training: 6 per matrix weight, plus causal attention
-        matrices = self.parameters - self.vocabulary * self.d_model
-        return 6 * matrices + 6 * self.layers * self.context * self.d_model
-
 
 class ForeignModel(ModelBase):
     """A model that is defined elsewhere; its parameters are counted after it is built."""
@@ -63,9 +51,6 @@ class ForeignModel(ModelBase):
     uses_all_parameters: ClassVar[bool] = False
     vocabulary: Positive = 10_000
     context: Positive = 256
-    parameters: None = None
-    embedding_parameters: None = None
-    flops_per_token: None = None
 
 
 class HuggingFaceSettings(ForeignModel):  # a causal language model
@@ -79,53 +64,19 @@ class HuggingFaceSettings(ForeignModel):  # a causal language model
 
 
 class ObjectSettings(ForeignModel):
-    """A user's function of vocabulary, context and options: a module from ids (B, T) to logits."""
+    """A user's function of vocabulary, context and options: a module from ids (B, T) to logits.
+
+    Or, without a vocabulary, whatever the workload of this name builds from its options.
+    """
 
     kind: Literal["object"] = "object"
     name: str  # "module:object"
+    vocabulary: Positive | None = 10_000  # type: ignore[assignment]
     options: dict[str, JsonValue] = Field(default={})
 
 
-class OwnModel(ModelBase):
-    """What the user's workload builds."""
-
-    uses_all_parameters: ClassVar[bool] = False
-    supports_half_precision: ClassVar[bool] = False  # its code may still use autocast
-    vocabulary: ClassVar[None] = None
-    kind: Literal["own"] = "own"
-    name: str  # the workload's
-    context: Positive = 1  # tokens per sequence
-    parameters: None = None
-    embedding_parameters: None = None
-    flops_per_token: None = None
-
-
-class QuadraticSettings(ModelBase):
-    """The noisy quadratic model (Zhang et al. 2019): curvature and noise fall as powers of i."""
-
-    is_worth_compiling: ClassVar[bool] = False
-    supports_half_precision: ClassVar[bool] = False
-    vocabulary: ClassVar[None] = None
-    kind: Literal["quadratic"] = "quadratic"
-    name: str = "quadratic"
-    dimensions: Positive = 1000
-    curvature_power: Annotated[float, Field(ge=0, le=10, strict=True)] = 1.0  # h_i = 1/i^power
-    noise_power: Annotated[float, Field(ge=0, le=10, strict=True)] = 1.0  # c_i = noise/i^power
-    noise: Annotated[float, Field(ge=0, le=1e6, strict=True)] = 1.0  # variance of w_1's gradient
-    context: Literal[1] = 1
-    embedding_parameters: Literal[0] = 0
-
-    @property
-    def parameters(self) -> int:
-        return self.dimensions
-
-    @property
-    def flops_per_token(self) -> int:  # about three multiply-adds per dimension
-        return 6 * self.dimensions
-
-
 ModelSettings = Annotated[
-    TransformerSettings | HuggingFaceSettings | ObjectSettings | OwnModel | QuadraticSettings,
+    TransformerSettings | HuggingFaceSettings | ObjectSettings,
     Field(discriminator="kind"),
 ]
 

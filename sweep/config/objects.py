@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,13 +47,11 @@ def shipped_module(name: str) -> Path | None:
 
 def object_name(value: Any) -> str:
     """Return `module:object` of a function or class, so that workers can import it too."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    if module in (None, "__main__") or not name.isidentifier():
-        raise SweepError(
-            f"functions and classes must be importable by name, got {name or value!r} of {module}. "
-            "Put it at the top level of a module."
-        )
-    return f"{module}:{name}"
+    name = f"{value.__module__}:{value.__qualname__}"
+    if re.fullmatch(r"(?!__main__)[\w.]+:\w+", name):
+        return name
+    problem = f"functions and classes must be importable by name, got {name}"
+    raise SweepError(f"{problem}. Put it at the top level of a module.")
 
 
 def describe_objects(names: Iterable[str]) -> str:

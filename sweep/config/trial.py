@@ -20,10 +20,6 @@ class TokenizerSettings(Settings):
     end: int = 0  # a pretrained tokenizer's end-of-text id
     sha256: str | None = None  # hash of its tokenizer.json
 
-    @property
-    def is_pretrained(self) -> bool:
-        return self.kind == "pretrained"
-
 
 def tokenizer_of(experiment: Experiment) -> TokenizerSettings | None:
     """Return the tokenizer of an experiment; None if it has neither text nor a pretrained one."""

@@ -10,7 +10,6 @@ from sweep.config.models import ModelSettings, ObjectSettings
 from sweep.config.objects import load_object
 from sweep.errors import user_code
 from sweep.models.hugging_face import HuggingFace
-from sweep.models.quadratic import Quadratic
 from sweep.models.transformer import Transformer
 
 
@@ -31,7 +30,7 @@ class HasHidden(Protocol):
 
 
 _BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = dict(
-    transformer=Transformer, quadratic=Quadratic, hugging_face=HuggingFace
+    transformer=Transformer, hugging_face=HuggingFace
 )
 
 
@@ -64,6 +63,14 @@ def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
             return build()
     except Exception:  # a user's model may read values, which meta tensors do not have
         return build()
+
+
+def outer_weights(model: nn.Module) -> list[Tensor]:
+    """Return the weights of a model's embeddings, and its output projection if it names that."""
+    weights: list[Tensor] = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    if isinstance(model, HasHidden):
+        weights.append(model.output_weight())
+    return list({id(weight): weight for weight in weights}.values())
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -1,5 +1,6 @@
 """Plan a command on this machine; the execution is decided when plan.json is first written."""
 
+import contextlib
 import logging
 import os
 import uuid
@@ -150,7 +151,8 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
                 new = build_plan(experiment, execution, inputs, command=command, old=old)
                 plan = grow_plan(old, new)
-            inspect_plan(new, folder)
+            if new.code or new.settings.traits.samples:
+                inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
     ids, tuning = {row.id for row in new.known_trials}, {row.batch_size for row in waiting}
@@ -221,11 +223,10 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
 def _reason_for_eager_steps(plan: Plan) -> str | None:
     from sweep.training.device import has_compiler, is_available
 
-    execution, model = plan.execution, plan.settings.model
+    execution = plan.execution
     flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
     is_cpu, device = execution.device == "cpu", execution.device
     reasons = {
-        "the model's steps are too small to compile": not model.is_worth_compiling,
         "a memory limit on a CPU counts the tensors of every operation": is_cpu
         and execution.device_memory_bytes is not None,
         "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
@@ -265,14 +266,8 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
     """Build the workload and its model once in a child process; return what was built."""
-    settings = plan.settings
-    if settings.model.flops_per_token is not None and not (plan.code or settings.traits.samples):
-        return plan.model
     config = plan.located(folder).trial_config(plan.trials[0])
-    counted = run_job(inspect_trial, config)
-    if settings.model.parameters not in (None, counted["parameters"]):  # the workload has its own
-        counted |= {"name": settings.workload, "embedding_parameters": None}
-    return plan.model.model_copy(update=counted)
+    return plan.model.model_copy(update=run_job(inspect_trial, config))
 
 
 def inspect_trial(config: TrialConfig) -> dict[str, Any]:
@@ -284,8 +279,9 @@ def inspect_trial(config: TrialConfig) -> dict[str, Any]:
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
     counted = inspect_workload(config, text)
-    if counted["flops_per_token"] is None and not config.science.traits.samples:
-        counted["flops_per_token"] = forecast_flops(config)  # a model of a library
+    if "flops_per_token" not in counted and config.science.optimizer.name != "none":
+        with contextlib.suppress(*[Exception] if config.science.code else ()):  # as in forecasts
+            counted["flops_per_token"] = forecast_flops(config)
     return counted
 
 

@@ -65,10 +65,12 @@ class Inputs(Settings):
 
 
 class PlannedModel(Settings):
+    """What was built: counts are None until then."""
+
     name: str
-    parameters: int | None
+    parameters: int | None = None
     trained_parameters: int | None = None  # None: all
-    embedding_parameters: int | None
+    embedding_parameters: int | None = None  # also of the output projection
     flops_per_token: float | None = None  # in training; None: not known
 
 
@@ -187,7 +189,7 @@ def build_plan(
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel.model_validate(experiment.model, from_attributes=True),
+        model=PlannedModel(name=experiment.model.name),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,

@@ -142,7 +142,7 @@ def _run(
         progress.charge("evaluation")
         keep = execution.keep if final and science.stage == "report" else "none"
         if keep != "none":
-            if science.tokenizer and science.tokenizer.is_pretrained and not rank:
+            if science.tokenizer and science.tokenizer.sha256 and not rank:
                 source = pretrained_path(config.init_path, science.tokenizer)
                 with files.replacing(store.folder.tokenizer_path, store.check) as part:
                     shutil.copyfile(source, part)  # so that other trials can start from this one

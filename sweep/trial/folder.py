@@ -341,7 +341,7 @@ def identify_start(path: str) -> dict[str, Any]:
         "model": weights_of(science.model),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
     }
-    if not (science.tokenizer and science.tokenizer.is_pretrained):
+    if not (science.tokenizer and science.tokenizer.sha256):
         start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
     return start
 

@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.errors import user_code
-from sweep.models import build_without_weights
+from sweep.models import build_without_weights, outer_weights
 from sweep.workloads.grpo import Grpo
-from sweep.workloads.pretrain import Pretrain
+from sweep.workloads.pretrain import LanguageWorkload, Pretrain
 from sweep.workloads.quadratic import NoisyQuadratic
 from sweep.workloads.workload import Workload
 
@@ -45,14 +46,13 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
 
 
 def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[str, Any]:
-    """Build a trial's workload and model; return counts by the names of `PlannedModel`.
+    """Build a trial's workload and model; return facts by the names of `PlannedModel`.
 
     The user's code also computes a loss, and its FLOPs are counted.
     """
-    science = config.science
+    science, facts = config.science, dict[str, Any]()
     workload = build_workload(config, torch.device("cpu"))
     workload.check(text)
-    flops: float | None = science.model.flops_per_token
     names = ", ".join(science.user_objects or [science.workload])
     with user_code(f"{names} must build a model and compute a loss"):
         if science.code is None:
@@ -60,17 +60,26 @@ def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[st
         else:
             model = workload.build_model()
             if not science.traits.samples:
-                flops = count_flops(workload, model)
+                facts["flops_per_token"] = count_flops(workload, model)
+    if workload.is_language and type(workload).build_model is not LanguageWorkload.build_model:
+        facts["name"] = science.workload  # not the experiment's model
     weights = [*model.parameters()]
-    total = sum(weight.numel() for weight in weights)
-    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    counts = {"parameters": total, "trained_parameters": trained if trained < total else None}
-    return {**counts, "flops_per_token": flops}
+    facts["parameters"] = sum(weight.numel() for weight in weights)
+    facts["embedding_parameters"] = sum(weight.numel() for weight in outer_weights(model))
+    if not all(weight.requires_grad for weight in weights):
+        facts["trained_parameters"] = sum(w.numel() for w in weights if w.requires_grad)
+    return facts
 
 
 def count_flops(workload: Workload, model: nn.Module) -> float:
-    """Return the FLOPs per token of matrix products, convolutions and attention in a step."""
-    with FlopCounterMode(display=False) as counter:
-        loss = workload.loss_sum(model, workload.random_batch(2))
+    """Return the FLOPs per token of matrix products, convolutions and attention in a step.
+
+    Sampling is not counted.
+    """
+    count, workload.is_rehearsal = max(2, workload.config.group_size), True
+    batch = workload.roll_out(model, workload.random_batch(count), count)
+    # Fused attention on a CPU is not counted.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss = workload.loss_sum(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-    return int(counter.get_total_flops()) / (2 * workload.tokens_per_sequence)
+    return int(counter.get_total_flops()) / (count * workload.tokens_per_sequence)

@@ -1,4 +1,8 @@
-"""The noisy quadratic model: a training whose expected loss is known in closed form."""
+"""The noisy quadratic model: a training whose expected loss is known in closed form.
+
+The loss is ½ Σ h_i w_i², the gradient noise has the covariance diag(c)/B. By default h_i = c_i =
+1/i (Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes?").
+"""
 
 import functools
 import math
@@ -8,9 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.trial import TrialConfig
-from sweep.models import build_model
-from sweep.models.quadratic import Quadratic
 from sweep.workloads.workload import Batch, FinalEvaluation, Workload
 
 SEQUENCES = 1 << 48  # length of the walk, a power of two
@@ -48,23 +49,49 @@ def _(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     return indices.new_empty(dimensions, dtype=torch.float32)
 
 
+class Quadratic(nn.Module):
+    """Weights that start at random signs; curvature and noise fall as powers of i."""
+
+    curvature: Tensor
+    noise_scale: Tensor
+
+    def __init__(
+        self,
+        seed: int,
+        dimensions: int = 1000,
+        curvature_power: float = 1.0,
+        noise_power: float = 1.0,
+        noise: float = 1.0,  # variance of w_1's gradient
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, (dimensions,), generator=generator) * 2 - 1
+        self.weights = nn.Parameter(signs.float())
+        index = torch.arange(1.0, dimensions + 1)
+        self.register_buffer("curvature", 1 / index**curvature_power)
+        self.register_buffer("noise_scale", (noise / index**noise_power).sqrt(), persistent=False)
+
+    def expected_loss(self) -> Tensor:
+        return 0.5 * (self.curvature * self.weights.square()).sum()
+
+    def forward(self, noise: Tensor, count: int) -> Tensor:
+        """Return the loss, of gradient count·h·w + √c·noise, with summed noise (dimensions,)."""
+        scaled = noise * self.noise_scale
+        slope = torch.addcmul(scaled, self.curvature, self.weights, value=count / 2)
+        return slope @ self.weights
+
+
 class NoisyQuadratic(Workload):
     divergence_margin = 1.0
 
-    def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        assert config.science.model.kind == "quadratic"
-        super().__init__(config, device)
-        self.seed = config.science.seed
-        self.dimensions = config.science.model.dimensions
-
     def build_model(self) -> nn.Module:
-        return build_model(self.config.science.model, self.seed)
+        return Quadratic(self.config.science.seed, **self.options)
 
     def build_batch(self, first: int, count: int) -> Batch:
         return (torch.arange(first, first + count, device=self.device),)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        noise = noise_sum(batch[0], self.seed, self.dimensions)
+        noise = noise_sum(batch[0], self.config.science.seed, len(next(model.parameters())))
         return model(noise, len(batch[0]))  # type: ignore[no-any-return]
 
     def evaluate(self, model: nn.Module) -> float:

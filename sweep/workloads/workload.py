@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ class Workload:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        # `--model-option KEY=VALUE`
+        self.options: dict[str, Any] = getattr(config.science.model, "options", {})
         self.tokens_per_sequence = config.tokens_per_sequence  # as the class declares it
         self.meter = Meter()  # means of its own metrics since the last log line
         # Called at the end of each phase of `roll_out`.

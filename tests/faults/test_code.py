@@ -55,7 +55,7 @@ def run_code(monkeypatch, tmp_path, services):
         monkeypatch.setenv("ROGUE_SWEEP", str(folder.path))
         fields = {"batches": "4,8", "budget": "800", "workload": f"rogue:{name}"}
         stalls = services.model_copy(update={"stall_minutes": 0.1})
-        return folder, run_in(folder.path, services=stalls, model="quadratic", **fields)
+        return folder, run_in(folder.path, services=stalls, **fields)
 
     return run
 

@@ -26,10 +26,9 @@ def preset(name, **changes):
 @pytest.mark.parametrize(
     ("name", "parameters"), [("tinystories", 22_696_448), ("small", 1_180_800), ("quick", 216_512)]
 )
-def test_built_models_have_the_parameters_of_the_closed_form(name, parameters):
+def test_presets_have_exactly_these_parameters(name, parameters):
     model = build_model(preset(name), seed=0)
     assert sum(p.numel() for p in model.parameters()) == parameters
-    assert preset(name).parameters == parameters
 
 
 @torch.no_grad()

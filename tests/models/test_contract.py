@@ -10,7 +10,6 @@ from torch import nn
 from sweep.config.models import (
     HuggingFaceSettings,
     ObjectSettings,
-    QuadraticSettings,
     TransformerSettings,
     model_preset,
 )
@@ -139,14 +138,6 @@ def test_the_cache_changes_no_token(name, sampling):
     expected = generate(WithoutCache(model), prompts, uniforms, **sampling)
     assert torch.equal(generate(model, prompts, uniforms, **sampling), expected)
     assert len(expected.unique(dim=0)) > 1
-
-
-def test_the_quadratic_model_starts_at_signs_of_the_seed():
-    first, same, other = (build_model(QuadraticSettings(), seed) for seed in (0, 0, 1))
-    assert set(first.weights.tolist()) == {-1.0, 1.0}
-    assert QuadraticSettings().parameters == first.weights.numel() == 1000
-    assert torch.equal(first.weights, same.weights)
-    assert not torch.equal(first.weights, other.weights)
 
 
 @pytest.mark.parametrize(

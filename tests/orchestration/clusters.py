@@ -36,7 +36,7 @@ def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: objec
     """Plan trials that save a checkpoint after nearly every step; return the folder path/sweep."""
     folder = SweepFolder(path / "sweep")
     fields = {"batches": [4], "budget": 4 * STEPS, "workload": workload, **fields}
-    lines = ['question = "Does it end well?"', 'model = "quadratic"', 'lr = "0.05"']
+    lines = ['question = "Does it end well?"', 'lr = "0.05"']
     lines += [f"{key} = {value!r}" for key, value in fields.items()]
     path.mkdir(exist_ok=True)
     (path / "question.toml").write_text("\n".join(lines).replace("'", '"'))

@@ -18,14 +18,14 @@ LOSS = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "noisy_quadra
     "quadratic_loss"
 ]
 TOKENS, DIMENSIONS = 3200, 30
-MODEL = {"preset": "quadratic", "name": "small", "dimensions": DIMENSIONS}
+OPTIONS = {"dimensions": DIMENSIONS}
 AUTO = {
     "batches": "4,16,64",
     "budget": TOKENS,
     "lr": "tuned",
     "seeds": "auto",
     "max_seeds": 12,
-    "model": MODEL,
+    "model_option": OPTIONS,
     "tuning": {"centre": 0.2, "prune": False},
     "tolerance": 0.01,
     "evaluation": {"noise_points": 0},
@@ -64,7 +64,7 @@ def whole(tmp_path_factory):
 def test_the_answer_agrees_with_the_closed_form(powers, whole, tmp_path):
     summary = whole
     if powers:
-        summary = decide_in(tmp_path / "sweep", model={**MODEL, **powers})
+        summary = decide_in(tmp_path / "sweep", model_option={**OPTIONS, **powers})
     assert summary.exit_code == 0
     answer = load_sweep(summary.folder.path).answer()
     truth = {size: best_loss(size, **powers) for size in (4, 16, 64)}

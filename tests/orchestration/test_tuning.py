@@ -35,7 +35,7 @@ SMALL = {
     "budget": "3200",
     "lr": "tuned",
     "seeds": 2,
-    "model": {"preset": "quadratic", "name": "small", "dimensions": 30},
+    "model_option": {"dimensions": 30},
     "optimizer": {"name": "adamw", "weight_decay": 0.1},
     "schedule": {"name": "cosine"},
     "tuning": {"centre": 0.003},  # the best rates are about 0.03 to 0.06
@@ -337,7 +337,6 @@ def reach_the_known_target(reach, sizes, seeds):
         target=TARGET,
         lr="tuned",
         seeds=seeds,
-        model="quadratic",
         evaluation={"points": 1024, "noise_points": 0, "window": 16},
         tuning={"centre": 1.0},  # one seed chooses the rate: the best is clearly best on this grid
     )

@@ -40,10 +40,7 @@ budget = 480
 batches = [16]
 lr = "tuned"
 seeds = 1
-[model]
-preset = "quadratic"
-name = "small"
-dimensions = 30
+model_option = {dimensions = 30}
 [tuning]
 centre = 0.05
 prune = false

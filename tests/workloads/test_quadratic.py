@@ -6,7 +6,7 @@ import torch
 
 from sweep.training.step import TrainingStep
 from sweep.workloads import build_workload
-from sweep.workloads.quadratic import SEQUENCES, noise_sum, random_walk
+from sweep.workloads.quadratic import SEQUENCES, Quadratic, noise_sum, random_walk
 from tests.workloads.trials import CPU, trial_config
 
 
@@ -26,6 +26,12 @@ def test_the_loss_starts_at_half_the_sum_of_curvatures():
     workload = build_workload(config_of(), CPU)
     assert workload.evaluate(workload.build_model()) == pytest.approx(3.743, abs=5e-4)
     assert closed_loss(0, 0.1, 1) == pytest.approx(3.7427, abs=1e-4)
+
+
+def test_the_weights_start_at_signs_of_the_seed():
+    first, same, other = (Quadratic(seed).weights for seed in (0, 0, 1))
+    assert set(first.tolist()) == {-1.0, 1.0} and len(first) == 1000
+    assert torch.equal(first, same) and not torch.equal(first, other)
 
 
 def gradients(batch, steps, microbatch=None):
