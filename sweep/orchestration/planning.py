@@ -274,11 +274,17 @@ def inspect_trial(config: TrialConfig) -> dict[str, Any]:
     """Check that a trial's workload can be built; count its parameters, and FLOPs per token."""
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
+    from sweep.training.device import is_out_of_memory
     from sweep.workloads import inspect_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
-    counted = inspect_workload(config, text)
+    try:
+        counted = inspect_workload(config, text)
+    except SweepError as error:
+        if not is_out_of_memory(error):  # the trials may have more
+            raise
+        return {}
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":
         with contextlib.suppress(*[Exception] if config.science.code else ()):  # as in forecasts
             counted["flops_per_token"] = forecast_flops(config)
