@@ -322,8 +322,8 @@ class Experiment(TrainingSettings):
                 raise ValueError("answer.other_targets must be above the target. Raise them")
             if tuning.budget is not None:
                 raise ValueError("tuning.budget does not apply with a target. Leave it out")
-        if self.init is not None and model.vocabulary is None:
-            raise ValueError("init applies only to language models. Leave it out")
+        if model.vocabulary is None and (self.init or self.data):
+            raise ValueError("init and data apply only to language models. Leave them out")
         if grpo is None:
             return self
         for batch in self.batches:

@@ -120,7 +120,7 @@ WRONG_TEXTS = [
     ("name = ", "must be TOML"),
     ("\x00", "must be TOML"),
     ("workload = 'x'", "workload"),
-    ("init = 'x'\nworkload = 'quadratic'", "applies only to language models"),
+    ("init = 'x'\nworkload = 'quadratic'", "apply only to language models"),
     ("lora = 4", "'model.lora' does not apply to 'transformer'"),
     ("model = 'gpt2'\nlora = 4", "lora needs pretrained weights. Name them with --init"),
     ("model = 'hf:llama'", "model must have the form hf:OWNER/NAME[@REVISION]"),
