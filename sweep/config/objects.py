@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import os
 import re
+import runpy
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,12 +26,9 @@ def load_object(name: str) -> Any:
     if (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
     try:
-        if (path := shipped_module(name)) is None:
-            return getattr(importlib.import_module(module), attribute)
-        loader = importlib.machinery.SourceFileLoader(module, str(path))
-        code = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(module, loader))
-        loader.exec_module(code)
-        return getattr(code, attribute)
+        if path := shipped_module(name):
+            return runpy.run_path(str(path))[attribute]
+        return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
             f"{name!r} cannot be imported ({describe_error(error)}). "
