@@ -81,9 +81,8 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
 
 def about_examples(check: Check) -> Check:
     """Reword a check of a workload whose sequences are examples without tokens."""
-    condition, evidence = (
-        re.sub("token|sequence", "example", text) for text in (check.condition, check.evidence)
-    )
+    texts = check.condition, check.evidence
+    condition, evidence = (re.sub("token|sequence", "example", text) for text in texts)
     return replace(check, condition=condition, evidence=evidence)
 
 

@@ -250,7 +250,7 @@ MARKDOWN = Environment(
 )
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
-    "loss": _with_spread(lambda value: f"{value:{'.4f' if 0.1 <= abs(value) < 1e3 else '.5g'}}"),
+    "loss": _with_spread(lambda x: format(x, ".4f" if 1e-3 <= abs(x) < 1e3 else ".5g")),
     "estimate": lambda estimate, form=".4g": format(estimate, form),
     "count": _with_spread("{:,.0f}".format),
     "signed": "{:+.3f}".format,
