@@ -53,7 +53,6 @@ class Workload:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
-        # `--model-option KEY=VALUE`
         self.options: dict[str, Any] = getattr(config.science.model, "options", {})
         self.tokens_per_sequence = config.tokens_per_sequence  # as the class declares it
         self.meter = Meter()  # means of its own metrics since the last log line

@@ -48,7 +48,7 @@ TO_TARGET = {
     "target": 0.05,
     "lr": "0.2",
     "seeds": 2,
-    "model": SMALL["model"],
+    "model_option": SMALL["model_option"],
     "evaluation": {"points": 200},
 }
 
