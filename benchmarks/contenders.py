@@ -160,7 +160,8 @@ def run_transformers(config: TrialConfig) -> None:
             use_cache=False,
         )
     )
-    assert sum(p.numel() for p in llama.parameters()) == settings.parameters
+    own = build_model(settings, 0)
+    assert sum(p.numel() for p in llama.parameters()) == sum(p.numel() for p in own.parameters())
     pacer = Pacer(config.execution.device)
 
     class Pace(transformers.TrainerCallback):

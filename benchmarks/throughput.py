@@ -166,7 +166,9 @@ def compete(
     if product:
         done = [2 * matrix_size(device) ** 3 / seconds for seconds in product.seconds]
         document["matrix_product_flops_per_second"] = statistics.median(done)
-        flops = (config.science.model.flops_per_token or 0) * tokens
+        from sweep.memory.forecast import forecast_flops  # imports torch
+
+        flops = forecast_flops(config) * tokens
         if own:
             reached = [flops / seconds for seconds in own.seconds]
             document["share_of_matrix_product_rate"] = ratio(reached, done)
