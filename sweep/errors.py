@@ -16,7 +16,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 ADDRESS = re.compile(  # or the parameters of one whose start is not shown
     r"(\w[\w+.-]{0,30})://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
-MOST_CHARACTERS = 400  # of another library's message
+MOST_CHARACTERS = 400  # shown from another library's message
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
 
@@ -45,9 +45,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SweepError):
         return str(error)
     text = " ".join(traceback.format_exception_only(error))
-    return textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …").rstrip(".") + user_location(
-        error
-    )
+    text = textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")
+    return text.rstrip(".") + user_location(error)
 
 
 def user_location(error: BaseException) -> str:

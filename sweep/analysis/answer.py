@@ -302,7 +302,7 @@ def _is_unclear(row: BatchSizeAnswer, answer: Answer) -> bool:
 
 
 def _describe_losses(answer: Answer) -> str:
-    """Say what was measured, of rates that were not tuned or whose best is not known."""
+    """Write the measured means, for rates that were not tuned or whose best is not known."""
     measured = [row for row in answer.batch_sizes if row.mean is not None]
     means = join(f"{row.mean:.4g} at batch size {row.batch_size}" for row in measured)
     cause = "the best rates are not known" if answer.pairs else "its error is not known"

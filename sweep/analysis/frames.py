@@ -234,13 +234,10 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     `is_comparable`: every planned seed is complete, or was pruned on the way to a target.
     """
     reports = report_trials(trials)
-    state = reports["state"]
-    reports["planned"] = 1
-    reports["complete"] = state == "COMPLETE"
-    reports["diverged"] = reports["cause"] == "diverged"
-    reports["pruned"] = state == "PRUNED"
-    reports["failed"] = (state == "FAILED") & ~reports["diverged"]
-    reports["unfinished"] = ~state.isin(["COMPLETE", "FAILED", "PRUNED"])
+    ends = {"COMPLETE": "complete", "FAILED": "failed", "PRUNED": "pruned"}
+    outcome = reports["state"].map(ends).fillna("unfinished")
+    outcome = outcome.mask(reports["cause"] == "diverged", "diverged")
+    reports = reports.assign(planned=1, **{name: outcome == name for name in COUNTS[1:]})
     groups = reports.groupby(CELL_KEYS, sort=False)
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.

@@ -400,7 +400,7 @@ def _without_answer(sweep: Sweep) -> str:
 
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
-    """Say what was measured, as far as it is known."""
+    """Describe what was measured, as far as it is known."""
     reports = report_trials(trials)
     reports = reports[reports["label"] == label]
     tuned = trials[(trials["stage"] == "tune") & (trials["policy"] == "tuned")]

@@ -96,7 +96,7 @@ def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimat
 
 
 def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:
-    """Say which rules would have kept every batch size within the tolerance of losses."""
+    """List the rules that would have kept every batch size within the tolerance of losses."""
     too_costly = {cost.rule for cost in costs if not cost.is_within(margin)}
     good = [rule for rule in dict.fromkeys(c.rule for c in costs) if rule not in too_costly]
     if good:

@@ -7,8 +7,7 @@ from typing import Any
 
 # The shipped experiments and their own models: in the wheel, or else the repository's.
 SHIPPED = Path(__file__).parents[1] / "_experiments"
-if not SHIPPED.is_dir():
-    SHIPPED = Path(__file__).parents[2] / "experiments"
+SHIPPED = SHIPPED if SHIPPED.is_dir() else Path(__file__).parents[2] / "experiments"
 
 
 def sha256_of_file(path: Path) -> str:

@@ -40,7 +40,7 @@ REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, wit
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
-METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # of an evaluation
+METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # as an evaluation returns it
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 

@@ -108,9 +108,8 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
     packages = sorted({distributions[top][0] for top in imported if top in distributions})
     code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
     results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
-    first = next(iter(objects.values()))
-    values = {name: getattr(first, name, None) for name in declarations}
-    declared = {name: v for name, v in values.items() if isinstance(v, str | int | float)}
+    values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
+    declared = {name: value for name, value in values if isinstance(value, str | int | float)}
     return ({**code, "identity": results} if results else code), declared
 
 

@@ -11,12 +11,12 @@ import glob
 import gzip
 import hashlib
 import importlib
-import json
 import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -42,9 +42,9 @@ SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
 MAX_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
-MAX_LINE_BYTES = 1 << 26  # of a JSON or CSV file
-MANY_BRACKETS = 100  # pyarrow reads as many levels
-MAX_CHARACTERS = 1 << 26  # of a text, unless its files are large
+MAX_LINE_BYTES = 1 << 26  # longest line in a JSON or CSV file
+MAX_DEPTH = 100
+MAX_CHARACTERS = 1 << 26  # longest text, unless its files are large
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
 # No tokenizer here merges a character with white space after it, so such a cut changes no ids.
@@ -235,11 +235,17 @@ def _check_lines(path: Path, is_json: bool) -> None:
     with _open_file(path, "rb") as file:
         while line := file.readline(MAX_LINE_BYTES + 1):
             _check_expansion(path, file.tell())
-            if len(line) > MAX_LINE_BYTES:
-                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB"
+            if len(line) > MAX_LINE_BYTES or (is_json and _depth(line) > MAX_DEPTH):
+                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB, nested {MAX_DEPTH} deep"
                 raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
-            if is_json and line.count(b"[") + line.count(b"{") > MANY_BRACKETS:
-                json.loads(line)  # raises if they are nested too deep
+
+
+def _depth(line: bytes) -> int:
+    """Return how deep the brackets of a line of JSON are nested; 0 if they are too few to count."""
+    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+        return 0
+    brackets = re.sub(rb'"(?:[^"\\]|\\.)*+"|[^][{}"]++', b"", line)
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
 
 
 def _open_hub(repository: str, revision: str, column: str) -> dict[str, Reader]:

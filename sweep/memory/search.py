@@ -134,7 +134,7 @@ def find_largest(
     used: tuple[Line, int] | None = None  # the line, and `low`, that led to a size
     is_bisected = False
     while high - low > 1:
-        is_bisected |= len(peaks) >= LINEAR_POINTS
+        is_bisected |= len(peaks) > LINEAR_POINTS
         size = 2 * low if high > top else math.isqrt(low * high)
         pairs = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
         line = fit_line(dict(pairs[-2:]))

@@ -74,11 +74,8 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None
     results = [folder.trial(str(row.id)).find_result() or {} for row in plan.known_trials]
     complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
     if complete:
-        by_batch: dict[int, list[float]] = {}
-        for result in complete:
-            seconds = result["seconds_training"] / result["steps"]
-            by_batch.setdefault(result["batch_size"], []).append(seconds)
-        medians = {batch: statistics.median(values) for batch, values in by_batch.items()}
+        pairs = [(r["batch_size"], r["seconds_training"] / r["steps"]) for r in complete]
+        medians = {size: statistics.median(t for b, t in pairs if b == size) for size, _ in pairs}
         per_step, per_sequence, factor = fit_step_time(medians)
         outside = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
     else:

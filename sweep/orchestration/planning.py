@@ -286,7 +286,8 @@ def inspect_trial(config: TrialConfig) -> dict[str, Any]:
             raise
         return {}
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":
-        with contextlib.suppress(*[Exception] if config.science.code else ()):  # as in forecasts
+        ignored = (Exception,) if config.science.code else ()  # tensors have no values
+        with contextlib.suppress(*ignored):
             counted["flops_per_token"] = forecast_flops(config)
     return counted
 

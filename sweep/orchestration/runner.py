@@ -221,10 +221,8 @@ def holding(folder: SweepFolder) -> Iterator[None]:
 def _stopping_on_signals(schedule: Scheduler) -> Iterator[None]:
     """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = [signal.signal(number, lambda *_: schedule.stop()) for number in numbers]
-    try:
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
+            before = signal.signal(number, lambda *_: schedule.stop())
+            stack.callback(signal.signal, number, before)
         yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

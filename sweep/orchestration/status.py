@@ -62,7 +62,7 @@ def _trial_status(
         "message": " ".join(status.message.split()),
         "tokens": last.get("tokens", 0),
         "loss": last.get("final_valid_loss", last.get("train/loss")),
-        "value": value,  # of the metric
+        "value": value,  # the metric's newest
         "tokens_per_second": last.get("tokens_per_second", last.get("perf/tokens_per_second")),
         "eta_seconds": None,
     }

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from sweep.config.experiment import Experiment
+from sweep.config.objects import shipped_module
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
@@ -65,7 +66,7 @@ class Inputs(Settings):
 
 
 class PlannedModel(Settings):
-    """What was built: counts are None until then."""
+    """Describe the model that was built; counts are None until then."""
 
     name: str
     parameters: int | None = None
@@ -184,12 +185,13 @@ def build_plan(
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
     evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
+    name = experiment.model.name
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel(name=experiment.model.name),
+        model=PlannedModel(name=name.partition(":")[0] if shipped_module(name) else name),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,

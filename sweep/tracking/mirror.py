@@ -7,6 +7,7 @@ its own newest step. MLflow stores a point that is sent twice only once.
 import contextlib
 import json
 import logging
+import re
 import threading
 import time
 from dataclasses import asdict
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
+COUNTED = re.compile("^(perf|final)/tokens")  # metrics that count examples too
 NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 MIRRORED_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
 
@@ -226,7 +228,7 @@ class Mirror(threading.Thread):
         settled = read_metrics(trial.metrics_path, length)
         new_lines = [line for line in settled if line["tokens"] >= first]
         metrics = [
-            Metric(key.replace("tokens", unit), float(value), _point(line)[1], line["tokens"])
+            Metric(COUNTED.sub(rf"\1/{unit}", key), float(value), _point(line)[1], line["tokens"])
             for line in [*new_lines, position | final]
             for key, value in line.items()
             if key not in POSITION and value is not None

@@ -80,7 +80,7 @@ def read_owner(path: Path) -> dict[str, Any]:
 
 
 class LeaseWatch:
-    """Tells whether an owner lives: on this machine by its lock, elsewhere by its counter."""
+    """Judges whether an owner lives: on this machine by its lock, elsewhere by its counter."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._changed = path, time.monotonic()

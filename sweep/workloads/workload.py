@@ -1,6 +1,7 @@
 """The base class of workloads, and running means of their metrics."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from sweep.data.tokens import SequenceStream, TokenizedText
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
-Metrics = Mapping[str, float]  # of an evaluation, by name
+Metrics = Mapping[str, float]  # results of an evaluation by name
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class FinalEvaluation:
             object.__setattr__(self, "metrics", {**self.metrics, "loss": float(total / tokens)})
 
 
-class Workload:
+class Workload(ABC):
     """A kind of training: its model, its stream of sequences, its loss and its evaluation.
 
     Derived classes define `build_model`, `build_batch`, `loss_sum` and `evaluate`.
@@ -59,22 +60,22 @@ class Workload:
         # Called at the end of each phase of `roll_out`.
         self.on_phase: Callable[[str], None] = lambda name: None
 
-    def check(self, text: TokenizedText | None) -> None:
+    def check(self, text: TokenizedText | None) -> None:  # noqa: B027
         """Raise SweepError if a trial could not start; `text` is None until it is prepared."""
 
+    @abstractmethod
     def build_model(self) -> nn.Module:
         """Build the float32 model on the CPU, from the trial's seed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build_batch(self, first: int, count: int) -> Batch:
         """Return sequences `first` … `first + count - 1` of the seed's global stream."""
-        raise NotImplementedError
 
     def random_batch(self, count: int) -> Batch:
         """Return a batch of the right shapes, if possible without any data, to time and probe."""
         return self.build_batch(0, count)
 
-    def start(self, model: nn.Module) -> None:
+    def start(self, model: nn.Module) -> None:  # noqa: B027
         """Copy the initial weights, if the loss refers to them."""
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
@@ -85,13 +86,13 @@ class Workload:
         """Return the number of tokens in `loss_sum`, by which the loss is divided."""
         return len(batch[0]) * self.tokens_per_sequence
 
+    @abstractmethod
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evaluate(self, model: nn.Module) -> float | Metrics:
         """Return the validation loss, or metrics by name, at a milestone."""
-        raise NotImplementedError
 
     def evaluate_metrics(self, model: nn.Module) -> dict[str, float]:
         metrics = self.evaluate(model)

@@ -168,3 +168,9 @@ def test_a_function_that_workers_cannot_import_is_refused(module):
     module("mine", MODEL)
     with pytest.raises(SweepError, match="importable by name"):
         plan_sweep("quick", model=lambda vocabulary, context: None)
+
+
+def test_a_workload_without_a_method_is_refused_when_it_is_planned(module):
+    module("lines", WORKLOAD.replace("def evaluate(", "def evaluated("))
+    with pytest.raises(SweepError, match="evaluate"):
+        plan_sweep(workload="lines:Lines", budget=96, batches=[4])

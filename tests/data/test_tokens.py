@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from sweep.data.tokens import (
     write_tokens,
 )
 from sweep.errors import SweepError
+from sweep.workloads import build_workload
 from tests.data.conftest import BYTES, PYTHON, STORIES
+from tests.workloads.trials import CPU, trial_config
 
 BPE = TokenizerSettings(kind="bpe", vocabulary=300)
 
@@ -316,6 +319,15 @@ def test_seeds_give_different_streams_that_are_fixed_forever():
     streams = [SequenceStream(50, seed).indices(0, 50).tolist() for seed in (0, 1, 0)]
     assert streams[0] == streams[2] != streams[1]
     assert SequenceStream(8, seed=0).indices(6, 4).tolist() == [1, 7, 1, 3]
+
+
+@pytest.mark.parametrize("count", [9, 16, 17, 18])
+def test_the_last_window_has_its_last_target(count):
+    workload = build_workload(trial_config("quick"), CPU)
+    workload.text, workload.tokens_per_sequence = SimpleNamespace(train=range(count)), 8
+    windows = gather(np.arange(count), np.arange(workload.train_sequences), 8)
+    assert windows.max() <= count - 1
+    assert count - 1 - windows.max() < 8
 
 
 def test_windows_overlap_by_the_one_token_between_input_and_target():

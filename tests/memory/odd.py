@@ -36,7 +36,9 @@ class DiesAboveFour(NoisyQuadratic):
 
 class Broken(NoisyQuadratic):
     def loss_sum(self, model, batch):
-        raise ValueError("sizes do not match")
+        if not self.is_rehearsal:  # the plan computes a loss too
+            raise ValueError("sizes do not match")
+        return super().loss_sum(model, batch)
 
 
 class Tied(nn.Module):

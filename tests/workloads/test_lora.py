@@ -1,5 +1,7 @@
 """LoRA: what is trained, what is kept, and the same gradient for every split."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -138,6 +140,21 @@ def test_kept_adapters_give_the_trained_model_and_cannot_be_a_start(pretrained, 
         torch.testing.assert_close(own, theirs(ids).logits)
         merged = theirs.merge_and_unload()
         torch.testing.assert_close(own, merged(ids).logits, rtol=1e-4, atol=1e-4)
+    if not is_gpt2:  # the code of the page is about a Llama
+        page = (Path(__file__).parents[2] / "docs/hugging-face.md").read_text()
+        code = page.partition("```python\n")[2].partition("```")[0]
+        for theirs, ours in {
+            '"model"': repr(str(pretrained)),
+            '"results/lora/trials/ID/weights.safetensors"': repr(str(trial.weights_path)),
+            "r=8, lora_alpha=16": f"r={RANK}, lora_alpha={2 * RANK}",
+        }.items():
+            assert theirs in code
+            code = code.replace(theirs, ours)
+        names = {}
+        exec(code, names)
+        with torch.no_grad():
+            shown = names["model"].eval()(ids).logits
+        torch.testing.assert_close(own, shown, rtol=1e-4, atol=1e-4)
     with pytest.raises(SweepError, match="init must hold all weights, got adapters"):
         find_model(str(trial.path), is_start=True)
 
