@@ -9,13 +9,16 @@ import itertools
 import os
 import re
 import runpy
+import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sweep.config import SHIPPED, sha256_of_file
 from sweep.errors import SweepError, describe_error
+
+PYTHON = re.compile(r"python[\d.]*")  # names of interpreters
 
 
 def load_object(name: str) -> Any:
@@ -53,20 +56,43 @@ def object_name(value: Any) -> str:
 
 
 def describe_objects(names: Iterable[str]) -> str:
-    """Return each object's name with the file of its module and its hash; imports nothing."""
+    """Return each object or command with its files and their hashes; imports nothing."""
     descriptions = []
     for name in names:
-        top, *rest = name.partition(":")[0].split(".")
-        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
-        path = Path((spec and spec.origin) or top)
-        if spec and spec.origin is None:  # a package without __init__.py
-            path = Path(next(iter(spec.submodule_search_locations or [top]))) / "__init__.py"
-        if rest:
-            path = path.parent.joinpath(*rest)
-            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        digest = sha256_of_file(path) if path.is_file() else "not found"
-        descriptions.append(f"{name} ({path}, sha256 {digest[:12]})")
+        files = []
+        for path in files_of_command(name) if "{" in name else [_file_of_module(name)]:
+            digest = sha256_of_file(path) if path.is_file() else "not found"
+            files.append(f"{path}, sha256 {digest[:12]}")
+        descriptions.append(f"{name} ({'; '.join(files) or 'no file'})")
     return ", ".join(descriptions)
+
+
+def _file_of_module(name: str) -> Path:
+    """Return the file of the module in `module:object`, without importing it."""
+    top, *rest = name.partition(":")[0].split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+    path = Path((spec and spec.origin) or top)
+    if spec and spec.origin is None:  # a package without __init__.py
+        path = Path(next(iter(spec.submodule_search_locations or [top]))) / "__init__.py"
+    if rest:
+        path = path.parent.joinpath(*rest)
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path
+
+
+def files_of_command(command: str) -> list[Path]:
+    """Return the files that a command names, also as `--option=FILE` and `-m MODULE`.
+
+    Python interpreters are left out.
+    """
+    words = shlex.split(command)
+    names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
+    for option, module in itertools.pairwise(words):
+        if option == "-m":
+            base = module.replace(".", "/")
+            names += [f"{base}.py", f"{base}/__main__.py"]
+    paths = map(Path, filter(os.path.isfile, names))
+    return [path for path in paths if not PYTHON.fullmatch(path.name)]
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -85,13 +111,29 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
     """
     loaded_before = {*sys.modules}  # the worker's own
     objects = {name: load_object(name) for name in names}
-    roots, files, imported = set[Path](), dict[str, str](), set[str]()
+    roots, imported = set[Path](), set[str]()
     for module in {name.partition(":")[0] for name in objects}:
         path = Path(getattr(sys.modules[module], "__file__", __file__))  # none: built into Python
         roots.add(path.parents[module.count(".") + (path.name == "__init__.py")])
         imported.add(module.partition(".")[0])
     loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
-    pending = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
+    paths = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
+    files, modules = hash_sources(paths, roots)
+    distributions = importlib.metadata.packages_distributions()
+    packages = sorted({distributions[m][0] for m in imported | modules if m in distributions})
+    code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
+    results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
+    values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
+    declared = {name: value for name, value in values if isinstance(value, str | int | float)}
+    return ({**code, "identity": results} if results else code), declared
+
+
+def hash_sources(paths: Iterable[Path], roots: Collection[Path]) -> tuple[dict[str, str], set[str]]:
+    """Hash the files in these folders, and the modules there that Python files import.
+
+    Libraries are left out. Returns hashes by relative path, and the names of top-level modules.
+    """
+    files, imported, pending = dict[str, str](), set[str](), [*paths]
     while pending:
         path = pending.pop()
         root = next((root for root in sorted(roots) if root in path.parents), None)
@@ -99,18 +141,13 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
         if root is None or is_library or (name := path.relative_to(root).as_posix()) in files:
             continue
         files[name] = sha256_of_file(path)
-        for target in _imports(path, root):
-            parts = [part for part in (target, *target.parents) if root in part.parents]
-            sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
-            pending += filter(Path.is_file, itertools.chain(*sources))
-            imported.update(part.name for part in parts[-1:])
-    distributions = importlib.metadata.packages_distributions()
-    packages = sorted({distributions[top][0] for top in imported if top in distributions})
-    code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
-    results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
-    values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
-    declared = {name: value for name, value in values if isinstance(value, str | int | float)}
-    return ({**code, "identity": results} if results else code), declared
+        for folder in roots:
+            for target in _imports(path, folder):
+                parts = [part for part in (target, *target.parents) if folder in part.parents]
+                sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
+                pending += filter(Path.is_file, itertools.chain(*sources))
+                imported.update(part.name for part in parts[-1:])
+    return files, imported
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

@@ -18,8 +18,10 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +43,7 @@ from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
+from sweep.training.command import run_command
 from sweep.training.loop import train
 from sweep.training.process import ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
@@ -86,6 +89,8 @@ def run_attempt(
             config = folder.read_config()
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
+            if config.science.command is not None:
+                return _run_command(config, status, store, should_stop)
             if config.execution.devices > 1 and not ranks.is_distributed():
                 return _launch(config, path, status, poll)
             return _run(config, status, store, poll)
@@ -150,10 +155,39 @@ def _run(
             progress.charge("checkpoint")
         message = "" if final else f"loss not finite, or above its start, at step {progress.step}"
         if not rank:
-            write_result(config, status, store, step, progress, final, message, metrics_sha256)
+            epochs = step.workload.epochs()
+            epochs = epochs and epochs * progress.step / config.steps
+            facts = {"parameters": step.parameter_count, "epochs": epochs}
+            write_result(config, status, store, progress, final, message, metrics_sha256, facts)
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
+
+
+def _run_command(
+    config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
+) -> Outcome:
+    ended, folder, science = (
+        run_command(config, status, store, should_stop),
+        store.folder,
+        config.science,
+    )
+    if ended.ending not in ("trained", "diverged"):
+        return Outcome(ended.ending, f"step {ended.progress.step} of {config.steps}")
+    final = FinalEvaluation(ended.metrics) if ended.metrics else None
+    message = "" if final else f"a loss that is not finite at step {ended.progress.step}"
+    facts = {"peak_memory_bytes": ended.peak_memory_bytes, "torch_version": None}
+    facts |= dict.fromkeys(("clipped_step_fraction", *science.unused))
+    facts |= dict.fromkeys(
+        f"seconds_{part}" for part in ("compile", "evaluation", "checkpoint", "noise")
+    )
+    write_result(config, status, store, ended.progress, final, message, ended.metrics_sha256, facts)
+    keep = config.execution.keep if final and science.stage == "report" else "none"
+    if keep != "checkpoints":
+        files.remove(folder.resume_path)
+    if keep == "none":
+        files.remove(folder.work_path)
+    return Outcome("complete" if final else "diverged", message)
 
 
 def _seed_everything(seed: int) -> None:
@@ -237,16 +271,16 @@ def write_result(
     config: TrialConfig,
     status: TrialStatus,
     store: CheckpointStore,
-    step: TrainingStep,
     progress: Progress,
     final: FinalEvaluation | None,
     message: str,
     metrics_sha256: str,
+    facts: Mapping[str, Any],  # further keys, or None for those that are not known
 ) -> None:
-    folder, science = store.folder, config.science
+    folder, science, execution = store.folder, config.science, config.execution
+    device = torch.device(execution.device)
     tokens = progress.step * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
-    epochs = step.workload.epochs()
     if files.find_sha256(folder.metrics_path) != metrics_sha256:
         raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
@@ -265,15 +299,13 @@ def write_result(
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
         **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
-        "parameters": step.parameter_count,
         "tokens": tokens,
-        "epochs": epochs and epochs * progress.step / config.steps,
         "steps": progress.step,
         "warmup_steps": config.warmup_steps,
-        "devices": ranks.count(),
+        "devices": execution.devices,
         "microbatch_size": config.microbatch_size,
         "gradient_accumulation_steps": science.batch_size
-        // (ranks.count() * config.microbatch_size),
+        // (execution.devices * config.microbatch_size),
         "state": State.COMPLETE if final else State.FAILED,
         "cause": None if final else Cause.DIVERGED,
         "message": message or None,
@@ -291,8 +323,8 @@ def write_result(
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
         "tokens_per_second": tokens_per_second,
-        "mfu": machine.flop_utilization(config, step.device, tokens_per_second),
-        "device": machine.device_name(step.device),
+        "mfu": machine.flop_utilization(config, device, tokens_per_second),
+        "device": machine.device_name(device),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
         "data_sha256": files.sha256_of(science.data) if science.data else None,
@@ -300,6 +332,7 @@ def write_result(
         "metrics_sha256": metrics_sha256,
         "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
         "weights_sha256": files.find_sha256(folder.weights_path),
+        **facts,
     }
     files.write_json(folder.result_path, files.with_nulls(record), store.check)
 

@@ -124,6 +124,9 @@ class TrialFolder:
         self.weights_path = path / "weights.safetensors"
         self.tokenizer_path = path / "tokenizer.json"  # tokenizer of the pretrained model
         self.log_path = path / "log.txt"
+        self.reported_path = path / "reported.jsonl"  # {log} of a command
+        self.work_path = path / "work"  # {folder} of a command
+        self.resume_path = path / "resume"  # of a command that can resume, a file or a folder
 
     def read_config(self) -> TrialConfig:
         if (data := self.read_sealed(self.config_path)) is None:
@@ -270,8 +273,9 @@ class TrialFolder:
     def clear(self) -> None:
         """Remove everything that attempts measured."""
         measured = (self.result_path, self.metrics_path, self.losses_path)
-        for path in (*measured, self.weights_path, self.tokenizer_path):
-            path.unlink(missing_ok=True)
+        weights = (self.weights_path, self.tokenizer_path)
+        for path in (*measured, *weights, self.reported_path, self.work_path, self.resume_path):
+            remove(path)
         self.remove_checkpoints()
 
 
@@ -379,6 +383,7 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "tokenizer.json": _check_tokenizer,
     "lease.json": None,
     "log.txt": None,
+    **dict.fromkeys(("reported.jsonl", "work", "resume")),
 }
 SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
     "plan.json": SweepFolder.require_plan,
