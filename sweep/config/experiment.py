@@ -218,6 +218,10 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         return self.command is None or any(f"{{{name}}}" in self.command for name in names)
 
     @property
+    def subject(self) -> str:
+        return f"model {self.model.name}" if self.command is None else f"command {self.command}"
+
+    @property
     def unused(self) -> list[str]:
         """The values of the optimizer and the schedule that a command does not receive."""
         names = ("beta2", "weight_decay", "warmup_steps")

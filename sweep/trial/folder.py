@@ -284,6 +284,7 @@ class SweepFolder:
         self.path, self.name = path, path.absolute().name
         self.plan_path = path / "plan.json"
         self.tracking_path = path / "tracking.json"
+        self.check_path = path / "check.json"
         self.trials_path = path / "trials"
         self.lock_path = path / "sweep.lock"
         self.stop_path = path / "stop"  # asks the command that holds the lock to end
@@ -388,7 +389,8 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
 SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
     "plan.json": SweepFolder.require_plan,
     "tracking.json": lambda sweep: find_json(sweep.tracking_path),
-    **dict.fromkeys(("sweep.lock", "stop", "mlflow.db", "mlartifacts/*", "optuna.db")),
+    "check.json": lambda sweep: find_json(sweep.check_path),
+    **dict.fromkeys(("check/*", "sweep.lock", "stop", "mlflow.db", "mlartifacts/*", "optuna.db")),
     **dict.fromkeys(("trials.csv", "answer.json", "report.*", "figures/*")),
 }
 

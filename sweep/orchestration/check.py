@@ -1,0 +1,138 @@
+"""Check what a sweep cannot promise of a command, by short trainings: `sweep check`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sweep.errors import SweepError
+from sweep.orchestration.executors import attempt_slots
+from sweep.orchestration.planning import Request, make_plan, save_plan
+from sweep.orchestration.runner import holding
+from sweep.plan.rates import parse_policy
+from sweep.plan.retry import Outcome, microbatch_within
+from sweep.training import attempt_trial, outcome_of
+from sweep.training.process import FreshProcess
+from sweep.trial.files import load_json, remove, write_json
+from sweep.trial.folder import SweepFolder, TrialFolder, TrialStatus
+
+STEPS = 24
+EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
+SPLIT = 1e-4  # the same, if one of them splits its batches
+NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
+
+Verdict = tuple[str, str]  # PASS, FAIL or NOT APPLICABLE, and the evidence
+
+
+def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str, Any]:
+    """Train by a command several times, and compare; return the document of check.json.
+
+    It takes at most 24 steps of the smallest batch size above 1, at a fixed rate. The trainings are
+    kept in the folder `check` of the sweep.
+    """
+    if request.experiment.command is None:
+        raise SweepError("only a command can be checked. Name it with --command.")
+    with holding(request.folder):
+        folder = SweepFolder(request.folder.path / "check")
+        remove(folder.path)
+        trainings = _Trainings(request, folder, on_start)
+        verdicts = {
+            "command_repeats": trainings.compare("again", EQUAL),
+            "command_accumulation": trainings.split_batches(),
+            "command_resumes": trainings.resume(),
+        }
+        document = {
+            "command": request.experiment.command,
+            "code": trainings.plan.code,
+            **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
+            "checks": [
+                {"code": code, "status": status, "evidence": evidence}
+                for code, (status, evidence) in verdicts.items()
+            ],
+            "not_checked": [NOT_CHECKED],
+        }
+        write_json(request.folder.check_path, document)
+    return document
+
+
+class _Trainings:
+    """Trainings of one trial, each in a folder of its own, compared with the first of them."""
+
+    def __init__(
+        self, request: Request, folder: SweepFolder, on_start: Callable[[str], None]
+    ) -> None:
+        experiment, self.folder, self.on_start = request.experiment, folder, on_start
+        batch = min((size for size in experiment.batches if size > 1), default=1)
+        tokens = batch * experiment.traits.tokens_per_sequence
+        rate = experiment.tuning.centre or parse_policy(experiment.lr).rate_at(batch)
+        budget = tokens * max(1, min(STEPS, experiment.budget // tokens))
+        changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
+        small = experiment.model_copy(update=changes)
+        self.plan = make_plan(replace(request, experiment=small, folder=folder, command=())).plan
+        self.row = self.plan.trials[0]
+        outcome, self.trial = self.train("first")
+        if outcome.kind != "complete":
+            raise SweepError(f"the command must complete {self.row.steps} steps. {outcome.message}")
+        self.losses = _losses_of(self.trial)
+
+    def train(self, name: str, **status: Any) -> tuple[Outcome, TrialFolder]:
+        folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
+        trial = folder.trial(str(self.row.id))
+        self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
+        save_plan(self.plan, folder)
+        process = FreshProcess(
+            *(attempt_trial, trial.path, TrialStatus(attempts=1, **status)),
+            environment=attempt_slots(execution.device, execution.devices)[0],
+        )
+        return outcome_of(process, trial), trial
+
+    def compare(self, name: str, tolerance: float, **status: Any) -> Verdict:
+        """Train again, and compare all losses."""
+        outcome, trial = self.train(name, **status)
+        if outcome.kind != "complete":
+            return "FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}"
+        first, second = self.losses, _losses_of(trial)
+        if lone := sorted(first.keys() ^ second.keys()):
+            return "FAIL", "{1} at step {0} was reported by one of two trainings.".format(*lone[0])
+        differences = {
+            key: abs(first[key] - second[key]) / max(abs(first[key]), abs(second[key]), 1e-300)
+            for key in first
+        }
+        step, metric = worst = max(differences, key=differences.__getitem__)
+        status_text = "PASS" if differences[worst] <= tolerance else "FAIL"
+        text = f"The largest relative difference of {len(first)} losses is {differences[worst]:.1e}"
+        return status_text, f"{text}, {metric} at step {step}."
+
+    def split_batches(self) -> Verdict:
+        config = self.trial.read_config()
+        half = microbatch_within(config.microbatch_size // 2, config)
+        if not config.science.passes("microbatch_size", "accumulation"):
+            return "NOT APPLICABLE", "The command has no {microbatch_size} and no {accumulation}."
+        if half == config.microbatch_size:
+            return "NOT APPLICABLE", f"A microbatch of {half} cannot be split."
+        return self.compare("split", SPLIT, microbatch_size=half)
+
+    def resume(self) -> Verdict:
+        if not self.plan.settings.passes("resume"):
+            return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
+        steps = sorted({step for step, _ in self.losses})
+        outcome, trial = self.train("resumed", pause_step=steps[len(steps) // 2])
+        if outcome.kind != "paused" or not trial.resume_path.exists():
+            return "NOT APPLICABLE", (
+                "The command ended before it could be killed, or was killed before it had written "
+                "{resume}. Use a larger --budget, or more checkpoints."
+            )
+        killed_at, count = max(_losses_of(trial))[0], trial.reported_path.read_bytes().count(b"\n")
+        status, evidence = self.compare("resumed", EQUAL)
+        lines = trial.reported_path.read_bytes().splitlines()[count:]
+        first = f"step {load_json(lines[0])['step']}" if lines else "no step"
+        return status, f"Killed at step {killed_at}, it reported again from {first} on. {evidence}"
+
+
+def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:
+    """Return the losses and validation metrics of a trial by step and name."""
+    return {
+        (line["step"], name): value
+        for line in trial.read_metrics()
+        for name, value in line.items()
+        if value is not None and (name == "train/loss" or name.startswith("valid/"))
+    }
