@@ -1,7 +1,4 @@
-"""Train by a command: start it, check what it reports, and judge how it ended.
-
-Its processes belong to the process group of the attempt, and end with it.
-"""
+"""Train by a command: start it, check what it reports, and judge how it ended."""
 
 import contextlib
 import json
@@ -14,7 +11,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sweep.config import sha256_of_file
 from sweep.config.command import fill_placeholders
@@ -27,31 +24,33 @@ from sweep.trial import watchdog
 from sweep.trial.files import load_json, replacing
 from sweep.trial.folder import TrialFolder, TrialStatus
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.02
 SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 END_BYTES = 1 << 14  # of the output, searched for the reason of a failure
 MOST_POINTS = 1000  # lines without a validation value that are kept
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
+NOT_MEASURED = (
+    *("clipped_steps", "seconds_compile", "seconds_evaluation", "seconds_checkpoint"),
+    "seconds_noise",
+)
 
 
 class Report:
-    """The lines that a command appends to its log, checked, and their copy in metrics.jsonl."""
+    """The lines that a command appends to its log, and their copy in metrics.jsonl."""
 
-    def __init__(self, config: TrialConfig, folder: TrialFolder) -> None:
-        """Read the lines of earlier attempts, of which a resumed command repeats the last."""
-        self.config, self.folder = config, folder
+    def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
+        """Read the lines of earlier attempts, the last of which a resumed command repeats."""
+        self.config, self.store, path = config, store, store.folder.reported_path
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
-        self.is_diverged = False
-        with folder.reported_path.open("ab+") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # a killed command may leave half a line
-        self._offset, self._start = 0, math.inf
-        self._marked_at = time.perf_counter()  # when the newest line was read
-        self.read()
-        self._start = self._offset  # of the lines of this attempt
-        for line in folder.find_metrics():
+        self.is_diverged, self._may_repeat = False, True
+        path.touch()
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a killed command left half a line
+        self._file = path.open("rb")
+        self._read_at = self._saved_at = time.monotonic()
+        self.read(of_earlier_attempts=True)
+        for line in store.folder.find_metrics():
             if line["step"] in self.lines:
                 self.lines[line["step"]] |= {key: line[key] for key in ("time", SECONDS, RATE)}
 
@@ -61,28 +60,29 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """The time of the training; of steps that were repeated, only that of the last time."""
-        last = self.lines[self.step][SECONDS] if self.lines else 0.0
-        return float(last) + time.perf_counter() - self._marked_at
+        """The time of the training, with that of repeated steps only once."""
+        before = self.lines[self.step][SECONDS] if self.lines else 0.0
+        return float(before) + time.monotonic() - self._read_at
 
-    def read(self) -> bool:
-        """Read the new complete lines; return True if there are any."""
-        with self.folder.reported_path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        for text in complete.splitlines(keepends=True):
-            if text.strip():
-                self._add(*self._parse(text))
-            self._offset += len(text)
-        return bool(complete)
+    def read(self, of_earlier_attempts: bool = False) -> bool:
+        """Read the new lines; return True if there are any."""
+        start = self._file.tell()
+        for text in iter(self._file.readline, b""):
+            if not text.endswith(b"\n"):
+                self._file.seek(-len(text), os.SEEK_CUR)
+                break
+            self._add(*self._parse(text))
+            self._may_repeat = of_earlier_attempts
+        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self.save()
+        return self._file.tell() > start
 
-    def save(self, store: CheckpointStore) -> str:
+    def save(self) -> str:
         """Write metrics.jsonl; return its sha256."""
-        text = "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in self.lines.values())
-        with replacing(self.folder.metrics_path, store.check) as part:
-            part.write_text(text)
-        return sha256_of_file(self.folder.metrics_path)
+        path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
+        with replacing(path, self.store.check) as part:
+            part.write_text("".join(f"{json.dumps(line)}\n" for line in self.lines.values()))
+        return sha256_of_file(path)
 
     def final_metrics(self) -> dict[str, float]:
         """Return the validation metrics of the last step, by name."""
@@ -90,12 +90,10 @@ class Report:
         last = self.lines.get(steps, {})
         if curve not in last:
             raise SweepError(
-                f"the command must report {curve} at step {steps}, its last, got "
-                f"{len(self.lines)} lines up to step {self.step}. Let it take all steps, and "
-                "evaluate after the last one."
+                f"the command must report {curve} at its last step, {steps}, got {len(self.lines)} "
+                f"lines up to step {self.step}. Let it take all steps, and evaluate at the end."
             )
-        names = [name for name in last if name.startswith("valid/")]
-        return {name.removeprefix("valid/"): last[name] for name in names}
+        return {k.removeprefix("valid/"): v for k, v in last.items() if k.startswith("valid/")}
 
     def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
         """Return the step and the metrics of a line; None replaces values that are not finite."""
@@ -114,8 +112,7 @@ class Report:
                 raise SweepError(wrong.format(f"count {count} {name} ({factors})"))
         line.pop("time", None)
         for name, value in line.items():
-            is_number = type(value) in (int, float, type(None))
-            if not is_number or not METRIC.fullmatch(name):
+            if type(value) not in (int, float, type(None)) or not METRIC.fullmatch(name):
                 raise SweepError(wrong.format("hold numbers, by names such as train/loss"))
             if value is None or not math.isfinite(value):
                 losses = ("train/loss", "valid/loss", self.config.objective_curve)
@@ -125,92 +122,71 @@ class Report:
 
     def _add(self, step: int, metrics: dict[str, float | None]) -> None:
         if step < self.step:
-            if self._offset > self._start:
+            if not self._may_repeat:
                 raise SweepError(f"the steps in the log must ascend, got {step} after {self.step}.")
             self.lines = {number: self.lines[number] for number in self.lines if number < step}
         if step not in self.lines:
+            part, last_part = (-(-t * MOST_POINTS // self.config.steps) for t in (step, self.step))
+            is_kept = any(name.startswith("valid/") for name in self.lines.get(self.step, ()))
+            seconds, self._read_at = self.seconds, time.monotonic()
+            if part == last_part and not is_kept:
+                self.lines.pop(self.step, None)
             tokens = step * self.config.science.batch_size * self.config.tokens_per_sequence
-            seconds, last = self.seconds, self.lines.get(self.step, {})
-            self._marked_at = time.perf_counter()
-            is_near = last and (step - 1) * MOST_POINTS // self.config.steps == (
-                (self.step - 1) * MOST_POINTS // self.config.steps
-            )
-            if is_near and not any(name.startswith("valid/") for name in last):
-                del self.lines[self.step]
             position = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
             self.lines[step] = position | {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
         self.lines[step] |= metrics
 
 
-class Ended(NamedTuple):
-    ending: str  # trained, diverged, paused, or what `should_stop` answered
-    progress: Progress
-    metrics: dict[str, float]  # of the validation after the last step
-    metrics_sha256: str
-    peak_memory_bytes: int | None  # of the largest process, on a CPU; None: not known
-
-
 def run_command(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
-) -> Ended:
-    """Run a trial's command to its end, or kill it at `status.pause_step`, for `sweep check`.
+) -> tuple[str, Progress, dict[str, float], str]:
+    """Run a trial's command, or kill it at the pause step, for `sweep check`.
+
+    Returns, as `train` does, the ending, the progress, the final metrics, and the sha256 of
+    metrics.jsonl.
 
     Raises:
-        SweepError: if the command fails, by a MemoryError if memory ran out, or misreports.
+        SweepError: if the command fails (caused by MemoryError if memory ran out) or misreports.
     """
-    assert os.getpgrp() == os.getpid(), "an attempt leads its process group"
     folder, pause_step = store.folder, status.pause_step
     if not config.science.passes("resume"):
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
-    report, killed_before, saved_at = Report(config, folder), oom_kills(), time.monotonic()
-    process, log_start = _start(config, folder, status.attempts)
-    ending = None
+    report, killed_before = Report(config, store), oom_kills()
+    log_start, ending = folder.log_path.stat().st_size, None
+    process = _start(config, folder)
     try:
         while ending is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS if pause_step is None else POLL_SECONDS / 20)
+                process.wait(POLL_SECONDS)
             has_ended = process.returncode is not None  # before its last lines are read
             if report.read():
                 watchdog.progress()
-            if report.is_diverged:
-                ending = "diverged"
-            elif has_ended:
-                ending = "trained"
-            elif pause_step is not None and report.step >= pause_step:
+            ending = "diverged" if report.is_diverged else "trained" if has_ended else should_stop()
+            if ending is None and pause_step is not None and report.step >= pause_step:
                 process.kill()
                 ending = "paused"
-            else:
-                ending = should_stop()
-            if time.monotonic() - saved_at > SAVE_SECONDS:
-                report.save(store)
-                saved_at = time.monotonic()
     finally:
         _stop(process)
-    metrics_sha256, seconds = report.save(store), report.seconds
+    metrics_sha256, seconds = report.save(), report.seconds
     if ending == "trained" and process.returncode:
         oom_killed = oom_kills() > killed_before
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
-    metrics = report.final_metrics() if ending == "trained" else {}
     progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
+    vars(progress).update(dict.fromkeys(NOT_MEASURED, math.nan))
     peak = machine.peak_resident_bytes(resource.RUSAGE_CHILDREN)
     # A child counts the memory of the process that started it.
-    is_known = config.execution.device == "cpu" and peak > machine.peak_resident_bytes()
-    return Ended(ending, progress, metrics, metrics_sha256, peak if is_known else None)
+    if config.execution.device == "cpu" and peak > machine.peak_resident_bytes():
+        progress.peak_memory_bytes = peak
+    return ending, progress, report.final_metrics() if ending == "trained" else {}, metrics_sha256
 
 
-def _start(
-    config: TrialConfig, folder: TrialFolder, attempt: int
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the command; return it, and where its output starts in the log."""
-    science, execution, size = config.science, config.execution, config.microbatch_size
-    values: dict[str, object] = {
-        **science.model_dump(include={"batch_size", "learning_rate", "seed", "tokens"}),
-        **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
-        **config.model_dump(include={"steps", "warmup_steps", "microbatch_size"}),
+def _start(config: TrialConfig, folder: TrialFolder) -> subprocess.Popen[bytes]:
+    science, execution = config.science, config.execution
+    settings = (science.optimizer, science, execution, config)
+    values = {name: value for table in settings for name, value in table} | {
         "examples": config.steps * science.batch_size,
-        "accumulation": science.batch_size // (size * execution.devices),
-        "device": execution.device,
+        "accumulation": science.batch_size // (config.microbatch_size * execution.devices),
         "log": folder.reported_path.absolute(),
         "folder": folder.work_path.absolute(),
         "resume": folder.resume_path.absolute(),
@@ -223,16 +199,20 @@ def _start(
     if execution.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     words = fill_placeholders(str(science.command), values)
-    print(f"attempt {attempt}: {shlex.join(words)}", flush=True)
+    print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
-        start, stdin = log.tell(), subprocess.DEVNULL
-        return subprocess.Popen(words, stdin=stdin, stdout=log, stderr=log, env=environment), start
+        stdin = subprocess.DEVNULL
+        return subprocess.Popen(words, env=environment, stdin=stdin, stdout=log, stderr=log)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command that still runs: SIGTERM to its group, later SIGKILL."""
+    """End a command that runs: SIGTERM to the group that it shares with the attempt, then SIGKILL.
+
+    The attempt only takes note of SIGTERM, and other processes of the group end with it.
+    """
+    assert os.getpgrp() == os.getpid(), "an attempt leads its process group"
     if process.poll() is None:
-        os.killpg(0, signal.SIGTERM)  # this process only takes note
+        os.killpg(0, signal.SIGTERM)
         try:
             process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:

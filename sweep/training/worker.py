@@ -18,10 +18,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -155,10 +153,7 @@ def _run(
             progress.charge("checkpoint")
         message = "" if final else f"loss not finite, or above its start, at step {progress.step}"
         if not rank:
-            epochs = step.workload.epochs()
-            epochs = epochs and epochs * progress.step / config.steps
-            facts = {"parameters": step.parameter_count, "epochs": epochs}
-            write_result(config, status, store, progress, final, message, metrics_sha256, facts)
+            write_result(config, status, store, step, progress, final, message, metrics_sha256)
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
@@ -167,26 +162,18 @@ def _run(
 def _run_command(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
-    ended, folder, science = (
-        run_command(config, status, store, should_stop),
-        store.folder,
-        config.science,
-    )
-    if ended.ending not in ("trained", "diverged"):
-        return Outcome(ended.ending, f"step {ended.progress.step} of {config.steps}")
-    final = FinalEvaluation(ended.metrics) if ended.metrics else None
-    message = "" if final else f"a loss that is not finite at step {ended.progress.step}"
-    facts = {"peak_memory_bytes": ended.peak_memory_bytes, "torch_version": None}
-    facts |= dict.fromkeys(("clipped_step_fraction", *science.unused))
-    facts |= dict.fromkeys(
-        f"seconds_{part}" for part in ("compile", "evaluation", "checkpoint", "noise")
-    )
-    write_result(config, status, store, ended.progress, final, message, ended.metrics_sha256, facts)
-    keep = config.execution.keep if final and science.stage == "report" else "none"
+    print(f"attempt {status.attempts}: {config.steps} steps by a command", flush=True)
+    ending, progress, metrics, digest = run_command(config, status, store, should_stop)
+    if ending not in ("trained", "diverged"):
+        return Outcome(ending, f"step {progress.step} of {config.steps}")
+    final = FinalEvaluation(metrics) if metrics else None
+    message = "" if final else f"a loss that is not finite at step {progress.step}"
+    write_result(config, status, store, None, progress, final, message, digest)
+    keep = config.execution.keep if final and config.science.stage == "report" else "none"
     if keep != "checkpoints":
-        files.remove(folder.resume_path)
+        files.remove(store.folder.resume_path)
     if keep == "none":
-        files.remove(folder.work_path)
+        files.remove(store.folder.work_path)
     return Outcome("complete" if final else "diverged", message)
 
 
@@ -271,16 +258,17 @@ def write_result(
     config: TrialConfig,
     status: TrialStatus,
     store: CheckpointStore,
+    step: TrainingStep | None,  # None: a command trained
     progress: Progress,
     final: FinalEvaluation | None,
     message: str,
     metrics_sha256: str,
-    facts: Mapping[str, Any],  # further keys, or None for those that are not known
 ) -> None:
-    folder, science, execution = store.folder, config.science, config.execution
-    device = torch.device(execution.device)
+    folder, science, devices = store.folder, config.science, config.execution.devices
+    device = step.device if step else torch.device(config.execution.device)
     tokens = progress.step * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
+    epochs = step and step.workload.epochs()
     if files.find_sha256(folder.metrics_path) != metrics_sha256:
         raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
@@ -299,13 +287,14 @@ def write_result(
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
         **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
+        "parameters": step and step.parameter_count,
         "tokens": tokens,
+        "epochs": epochs and epochs * progress.step / config.steps,
         "steps": progress.step,
         "warmup_steps": config.warmup_steps,
-        "devices": execution.devices,
+        "devices": devices,
         "microbatch_size": config.microbatch_size,
-        "gradient_accumulation_steps": science.batch_size
-        // (execution.devices * config.microbatch_size),
+        "gradient_accumulation_steps": science.batch_size // (devices * config.microbatch_size),
         "state": State.COMPLETE if final else State.FAILED,
         "cause": None if final else Cause.DIVERGED,
         "message": message or None,
@@ -321,18 +310,19 @@ def write_result(
         "bytes_per_token": valid_bytes / valid_tokens,
         "tokens_to_target": to_target,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
+        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_"))},
         "tokens_per_second": tokens_per_second,
         "mfu": machine.flop_utilization(config, device, tokens_per_second),
         "device": machine.device_name(device),
-        "torch_version": torch.__version__,
+        "peak_memory_bytes": progress.peak_memory_bytes or None,
+        "torch_version": step and torch.__version__,
         "git_commit": git_commit(),
         "data_sha256": files.sha256_of(science.data) if science.data else None,
         "execution": config.execution.model_dump(mode="json"),
         "metrics_sha256": metrics_sha256,
         "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
         "weights_sha256": files.find_sha256(folder.weights_path),
-        **facts,
+        **dict.fromkeys(science.unused),
     }
     files.write_json(folder.result_path, files.with_nulls(record), store.check)
 
