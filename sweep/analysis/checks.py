@@ -90,12 +90,9 @@ def about_examples(check: Check) -> Check:
 def checks_of_command(checked: Mapping[str, Any], command: str) -> list[Check]:
     """Return the checks of check.json, or that they were not made, which `command` would do."""
     none = {"status": NOT_APPLICABLE, "evidence": f"Not checked: {command}"}
-    rows = dict.fromkeys(COMMAND_CHECKS, none) | {r["code"]: r for r in checked.get("checks", ())}
-    is_failed = {PASS: False, FAIL: True}
-    return [
-        build_check(code, row["evidence"], is_failed.get(row["status"]))
-        for code, row in rows.items()
-    ]
+    rows = dict.fromkeys(COMMAND_CHECKS, none) | checked.get("checks", {})
+    failed = {PASS: False, FAIL: True}
+    return [build_check(c, row["evidence"], failed.get(row["status"])) for c, row in rows.items()]
 
 
 def check_curve(curve: StepsCurve) -> list[Check]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweep.errors import SweepError
 from sweep.orchestration.executors import attempt_slots
@@ -20,7 +20,12 @@ EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
 SPLIT = 1e-4  # the same, if one of them splits its batches
 NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
 
-Verdict = tuple[str, str]  # PASS, FAIL or NOT APPLICABLE, and the evidence
+NONE = "NOT APPLICABLE"
+
+
+class Verdict(NamedTuple):
+    status: str  # PASS, FAIL or NOT APPLICABLE
+    evidence: str
 
 
 def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str, Any]:
@@ -35,19 +40,15 @@ def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str
         folder = SweepFolder(request.folder.path / "check")
         remove(folder.path)
         trainings = _Trainings(request, folder, on_start)
-        verdicts = {
-            "command_repeats": trainings.compare("again", EQUAL),
-            "command_accumulation": trainings.split_batches(),
-            "command_resumes": trainings.resume(),
-        }
         document = {
             "command": request.experiment.command,
             "code": trainings.plan.code,
             **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
-            "checks": [
-                {"code": code, "status": status, "evidence": evidence}
-                for code, (status, evidence) in verdicts.items()
-            ],
+            "checks": {
+                "command_repeats": trainings.compare("again", EQUAL)._asdict(),
+                "command_accumulation": trainings.split_batches()._asdict(),
+                "command_resumes": trainings.resume()._asdict(),
+            },
             "not_checked": [NOT_CHECKED],
         }
         write_json(request.folder.check_path, document)
@@ -63,7 +64,8 @@ class _Trainings:
         experiment, self.folder, self.on_start = request.experiment, folder, on_start
         batch = min((size for size in experiment.batches if size > 1), default=1)
         tokens = batch * experiment.traits.tokens_per_sequence
-        rate = experiment.tuning.centre or parse_policy(experiment.lr).rate_at(batch)
+        policy = parse_policy(experiment.lr)
+        rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
         budget = tokens * max(1, min(STEPS, experiment.budget // tokens))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
         small = experiment.model_copy(update=changes)
@@ -89,43 +91,42 @@ class _Trainings:
         """Train again, and compare all losses."""
         outcome, trial = self.train(name, **status)
         if outcome.kind != "complete":
-            return "FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}"
+            return Verdict("FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}")
         first, second = self.losses, _losses_of(trial)
-        if lone := sorted(first.keys() ^ second.keys()):
-            return "FAIL", "{1} at step {0} was reported by one of two trainings.".format(*lone[0])
-        differences = {
-            key: abs(first[key] - second[key]) / max(abs(first[key]), abs(second[key]), 1e-300)
-            for key in first
-        }
-        step, metric = worst = max(differences, key=differences.__getitem__)
-        status_text = "PASS" if differences[worst] <= tolerance else "FAIL"
-        text = f"The largest relative difference of {len(first)} losses is {differences[worst]:.1e}"
-        return status_text, f"{text}, {metric} at step {step}."
+        if first.keys() != second.keys():
+            step, metric = min(first.keys() ^ second.keys())
+            return Verdict("FAIL", f"Only one training reported {metric} at step {step}.")
+        largest, (step, metric) = max(
+            (abs(value - second[key]) / max(abs(value), abs(second[key]), 1e-300), key)
+            for key, value in first.items()
+        )
+        text = f"The largest relative difference of {len(first)} losses is {largest:.1e}"
+        status_text = "PASS" if largest <= tolerance else "FAIL"
+        return Verdict(status_text, f"{text}, {metric} at step {step}.")
 
     def split_batches(self) -> Verdict:
         config = self.trial.read_config()
         half = microbatch_within(config.microbatch_size // 2, config)
         if not config.science.passes("microbatch_size", "accumulation"):
-            return "NOT APPLICABLE", "The command has no {microbatch_size} and no {accumulation}."
+            return Verdict(NONE, "The command has no {microbatch_size} and no {accumulation}.")
         if half == config.microbatch_size:
-            return "NOT APPLICABLE", f"A microbatch of {half} cannot be split."
+            return Verdict(NONE, f"A microbatch of {half} cannot be split.")
         return self.compare("split", SPLIT, microbatch_size=half)
 
     def resume(self) -> Verdict:
         if not self.plan.settings.passes("resume"):
-            return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
+            return Verdict(NONE, "The command has no {resume}: a killed trial begins again.")
         steps = sorted({step for step, _ in self.losses})
         outcome, trial = self.train("resumed", pause_step=steps[len(steps) // 2])
         if outcome.kind != "paused" or not trial.resume_path.exists():
-            return "NOT APPLICABLE", (
-                "The command ended before it could be killed, or was killed before it had written "
-                "{resume}. Use a larger --budget, or more checkpoints."
-            )
+            problem = "The command was not killed in time, or before it had written {resume}"
+            return Verdict(NONE, f"{problem}. Use a larger --budget, or more checkpoints.")
         killed_at, count = max(_losses_of(trial))[0], trial.reported_path.read_bytes().count(b"\n")
-        status, evidence = self.compare("resumed", EQUAL)
+        verdict = self.compare("resumed", EQUAL)
         lines = trial.reported_path.read_bytes().splitlines()[count:]
         first = f"step {load_json(lines[0])['step']}" if lines else "no step"
-        return status, f"Killed at step {killed_at}, it reported again from {first} on. {evidence}"
+        story = f"Killed at step {killed_at}, it reported again from {first} on"
+        return Verdict(verdict.status, f"{story}. {verdict.evidence}")
 
 
 def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:
