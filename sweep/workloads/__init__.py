@@ -1,4 +1,4 @@
-"""Build a trial's workload: pretrain, grpo, quadratic or the user's."""
+"""Build a trial's workload: pretrain, grpo, a shipped one or the user's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +15,13 @@ from sweep.errors import user_code
 from sweep.models import build_without_weights, outer_weights
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import LanguageWorkload, Pretrain
-from sweep.workloads.quadratic import NoisyQuadratic
 from sweep.workloads.workload import Workload
 
 _BUILT_IN: dict[str, Callable[[TrialConfig, torch.device], Workload]] = {
     "pretrain": Pretrain,
     "grpo": Grpo,
-    "quadratic": NoisyQuadratic,
 }
+SHIPPED_WORKLOADS = {"quadratic": "quadratic:NoisyQuadratic"}  # in the folder experiments/
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
@@ -30,7 +29,7 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     name = config.science.workload
     if name in _BUILT_IN:
         return _BUILT_IN[name](config, device)
-    build: Any = load_object(name)
+    build: Any = load_object(SHIPPED_WORKLOADS.get(name, name))
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
         "and a device"
