@@ -16,15 +16,14 @@ from sweep.training.step import StepOutput, TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.workloads import ranks
 
+STEP_METRICS = ("train/loss", "train/grad_norm", "train/clipped")
+
 
 class Steps:
-    """Takes the steps of a trial, and sums their outputs on the device, so that no step waits."""
+    """Takes the steps of a trial, and adds their outputs to the workload's meter."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         self.config, self.step, self.progress = config, step, progress
-        sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
-        dtype = torch.float32 if step.device.type == "mps" else torch.float64
-        self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
         step.workload.meter.restore(progress.watched)
 
     def take(self, t: int) -> StepOutput:
@@ -38,13 +37,15 @@ class Steps:
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
         )
         output = self.step(batch, self._learning_rate)
-        self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
+        values = torch.stack([output.loss, output.grad_norm, output.is_clipped])
+        values = values.to(torch.float32 if values.is_mps else torch.float64)
+        for name, value in zip(STEP_METRICS, values, strict=True):
+            self.step.workload.meter.add(name, value, 1)
         return output
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
         progress = self.progress
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = self.step.workload.meter.state()
         self._peak_bytes = max(ranks.all_gather(peak_memory_bytes(self.step.device)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
@@ -56,9 +57,6 @@ class Steps:
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds
         line = {
-            "train/loss": progress.loss_sum / steps,
-            "train/grad_norm": progress.norm_sum / steps,
-            "train/clipped": progress.clipped_sum / steps,
             **{name: total / count for name, (total, count) in progress.watched.items() if count},
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
@@ -72,11 +70,9 @@ class Steps:
         elif self.step.parallel.shows_gradients:  # no statistics
             line["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
         self.step.workload.meter.clear()
-        progress.clipped_steps += progress.clipped_sum
+        progress.clipped_steps += progress.watched["train/clipped"][0]
         progress.log_step = progress.step
         progress.log_seconds = progress.seconds_training
-        progress.loss_sum = progress.norm_sum = progress.clipped_sum = 0.0
-        self._sums.zero_()
         return line
 
 
