@@ -17,9 +17,12 @@ from typing import Any
 from sweep.config import SHIPPED, sha256_of_file
 from sweep.errors import SweepError, describe_error
 
+SHORT_NAMES = {"quadratic": "noisy_quadratic:NoisyQuadratic"}  # of shipped objects
+
 
 def load_object(name: str) -> Any:
     """Import `module:object`. Modules in the current folder can be imported too."""
+    name = SHORT_NAMES.get(name, name)
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")

@@ -1,6 +1,5 @@
 """Build a trial's workload: pretrain, grpo, a shipped one or the user's."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,19 +16,13 @@ from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import LanguageWorkload, Pretrain
 from sweep.workloads.workload import Workload
 
-_BUILT_IN: dict[str, Callable[[TrialConfig, torch.device], Workload]] = {
-    "pretrain": Pretrain,
-    "grpo": Grpo,
-}
-SHIPPED_WORKLOADS = {"quadratic": "quadratic:NoisyQuadratic"}  # in the folder experiments/
+_BUILT_IN = {"pretrain": Pretrain, "grpo": Grpo}
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
     name = config.science.workload
-    if name in _BUILT_IN:
-        return _BUILT_IN[name](config, device)
-    build: Any = load_object(SHIPPED_WORKLOADS.get(name, name))
+    build: Any = _BUILT_IN.get(name) or load_object(name)
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
         "and a device"

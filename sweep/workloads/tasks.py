@@ -47,11 +47,7 @@ class Task(Protocol):
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    kind: Any = {"words": Words, "text": Openings}.get(settings.task)
-    if kind is not None:
-        assert text is not None, "checked by the experiment"
-        return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
-    kind = load_object(settings.task)
+    kind: Any = {"words": Words, "text": Openings}.get(settings.task) or load_object(settings.task)
     with user_code(f"task {settings.task!r} must accept a text, a seed and prompt_tokens"):
         return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
 

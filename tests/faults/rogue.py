@@ -18,7 +18,7 @@ import torch
 
 from sweep.config.objects import load_object
 
-NoisyQuadratic = load_object("quadratic:NoisyQuadratic")
+NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 class Rogue(NoisyQuadratic):

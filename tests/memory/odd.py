@@ -13,7 +13,7 @@ from sweep.config.models import MODEL_PRESETS, TransformerSettings
 from sweep.config.objects import load_object
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
 
-NoisyQuadratic = load_object("quadratic:NoisyQuadratic")
+NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 class Leaky(NoisyQuadratic):

@@ -11,7 +11,7 @@ from sweep.config.objects import load_object
 from sweep.trial.folder import TrialFolder
 from sweep.workloads.workload import FinalEvaluation
 
-NoisyQuadratic = load_object("quadratic:NoisyQuadratic")
+NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 def file(name):

@@ -10,7 +10,7 @@ from sweep.workloads import build_workload
 from tests.workloads.trials import CPU, trial_config
 
 NAMES = ("SEQUENCES", "Quadratic", "noise_sum", "random_walk")
-SEQUENCES, Quadratic, noise_sum, random_walk = (load_object(f"quadratic:{n}") for n in NAMES)
+SEQUENCES, Quadratic, noise_sum, random_walk = (load_object(f"noisy_quadratic:{n}") for n in NAMES)
 
 
 def config_of(batch=16, seed=0):
