@@ -17,7 +17,8 @@ from typing import Any
 from sweep.config import SHIPPED, sha256_of_file
 from sweep.errors import SweepError, describe_error
 
-SHORT_NAMES = {"quadratic": "noisy_quadratic:NoisyQuadratic"}  # of shipped objects
+# Shipped objects that experiments name without their module.
+SHORT_NAMES = {"quadratic": "noisy_quadratic:NoisyQuadratic", "words": "story_words:Words"}
 
 
 def load_object(name: str) -> Any:
