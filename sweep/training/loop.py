@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
@@ -12,22 +13,20 @@ from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import flop_utilization, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import NoiseProbe
 from sweep.training.process import ShouldStop
-from sweep.training.step import StepOutput, TrainingStep
+from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.workloads import ranks
 
-STEP_METRICS = ("train/loss", "train/grad_norm", "train/clipped")
-
 
 class Steps:
-    """Takes the steps of a trial, and adds their outputs to the workload's meter."""
+    """Takes the steps of a trial, and reads their metrics from the workload's meter."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         self.config, self.step, self.progress = config, step, progress
         step.workload.meter.restore(progress.watched)
 
-    def take(self, t: int) -> StepOutput:
-        """Take step t = 1 … S, with this device's part of the batch."""
+    def take(self, t: int) -> Tensor:
+        """Take step t = 1 … S, with this device's part of the batch; return the loss."""
         config = self.config
         science = config.science
         count = science.batch_size // ranks.count()
@@ -36,12 +35,7 @@ class Steps:
         self._learning_rate = learning_rate_at(
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
         )
-        output = self.step(batch, self._learning_rate)
-        values = torch.stack([output.loss, output.grad_norm, output.is_clipped])
-        values = values.to(torch.float32 if values.is_mps else torch.float64)
-        for name, value in zip(STEP_METRICS, values, strict=True):
-            self.step.workload.meter.add(name, value, 1)
-        return output
+        return self.step(batch, self._learning_rate)
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
@@ -116,10 +110,10 @@ def train(
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
-        output = steps.take(t)
+        loss = steps.take(t)
         progress.step = t
         if t == 1:
-            progress.first_loss = output.loss.item()
+            progress.first_loss = loss.item()
 
         if t in train_points or t in valid_points or t in noise.steps:
             steps.store()  # waits for the device
