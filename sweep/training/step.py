@@ -26,13 +26,13 @@ class TrainingStep:
         """Build it on a device; a given `model` must be there, in the precision's dtype."""
         science, execution = config.science, config.execution
         self.device = device
-        self.parallel = Parallel()
+        kind = Parallel
         if ranks.is_distributed():
             assert ranks.count() == execution.devices, "a trial has a process for each device"
-            kind: type[DataParallel] = FullyShard if execution.zero >= 2 else DataParallel
+            kind = FullyShard if execution.zero >= 2 else DataParallel
             if execution.strategy == "deepspeed":
                 from sweep.training.deepspeed import DeepSpeedZero as kind
-            self.parallel = kind(config)
+        self.parallel = kind(config)
         self.workload: Workload = build_workload(config, device)
         self.model = self.workload.build_model() if model is None else model
         self.parameter_count = sum(p.numel() for p in self.model.parameters())  # before sharding
