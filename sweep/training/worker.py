@@ -166,12 +166,13 @@ def _launch(
     config: TrialConfig, path: Path, status: TrialStatus, should_stop: ShouldStop
 ) -> Outcome:
     """Run an attempt in several processes on this machine. The failure of one ends all."""
-    execution, ends, word = config.execution, list[Outcome](), None
-    running, deadline = dict[Future[Outcome], FreshProcess](), math.inf
-    with tempfile.TemporaryDirectory(prefix="sweep-") as name, ThreadPoolExecutor() as threads:
+    size, word, deadline = config.execution.devices, None, math.inf
+    running: dict[Future[Outcome], FreshProcess] = {}
+    ends: list[Outcome] = []  # the earliest first
+    with tempfile.TemporaryDirectory(prefix="sweep-") as name, ThreadPoolExecutor(size) as threads:
         try:
-            for rank in range(execution.devices):
-                arguments = (rank, path, status, execution, f"file://{name}/store")
+            for rank in range(size):
+                arguments = (rank, path, status, config.execution, f"file://{name}/store")
                 process = FreshProcess(_run_rank, *arguments)
                 running[threads.submit(_end_of, process, rank, path)] = process
             while running and time.monotonic() < deadline:
