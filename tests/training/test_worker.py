@@ -190,7 +190,7 @@ def test_the_exception_of_one_process_is_the_message_of_the_trial(tmp_path, faul
     code, trial = run(tmp_path / "out", "Raising")
     status = trial.read_status()
     assert (code, status.state, status.attempts) == (1, State.FAILED, 1)
-    assert status.message == "RuntimeError: one of two failed"
+    assert status.message.startswith("RuntimeError: one of two failed (custom.py, line ")
 
 
 def test_a_models_parameters_are_counted_without_building_it_again(tmp_path, faults, monkeypatch):
