@@ -40,9 +40,9 @@ def run_both(out: Path, *options: str) -> None:
 
 def compare(out: Path) -> pd.DataFrame:
     """Return the trials of both sweeps with the difference of their final losses."""
-    tables = [sweep.load_sweep(out / name).trials for name in ("inside", "outside")]
     columns = [*KEYS, "final_valid_loss"]
-    both = pd.merge(*(table[columns] for table in tables), on=KEYS, how="outer")
+    inside, outside = (sweep.load_sweep(out / n).trials[columns] for n in ("inside", "outside"))
+    both = pd.merge(inside, outside, on=KEYS, how="outer")
     both["difference"] = (both["final_valid_loss_x"] - both["final_valid_loss_y"]).abs()
     return both
 
