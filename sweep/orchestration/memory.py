@@ -32,7 +32,7 @@ def _plan_steps(
     if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     whole = replace(request, experiment=experiment, execution=execution, folder=HERE, command=())
-    plan = planning.first_plan(whole, planning.identify_inputs(whole), is_elsewhere).located(HERE)
+    plan = HERE.located(planning.first_plan(whole, planning.identify_inputs(whole), is_elsewhere))
     head = {
         "experiment": plan.experiment,
         "model": plan.model.model_dump(),

@@ -266,7 +266,7 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
     """Build the workload and its model once in a child process; return what was built."""
-    config = plan.located(folder).trial_config(plan.trials[0])
+    config = folder.located(plan).trial_config(plan.trials[0])
     return plan.model.model_copy(update=run_job(inspect_trial, config))
 
 

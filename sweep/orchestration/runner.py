@@ -99,7 +99,7 @@ def check_request(planned: planning.Planned) -> None:
 def _prepare(planned: planning.Planned, on_progress: Callable[[str], None]) -> None:
     """Get data and weights, and check the prompts, before anything of the sweep is written."""
     folder = planned.request.folder
-    plan = planned.plan.located(folder)
+    plan = folder.located(planned.plan)
     if plan.start and plan.init_path:
         weights_folder(plan.init_path)
     tokenizer = tokenizer_of(plan.settings)
@@ -165,8 +165,8 @@ def _rounds(planned: planning.Planned, schedule: Scheduler) -> Iterator[dict[str
 
     A round maps ids of trials to the step that they pause after; None: the last.
     """
-    rows = planned.plan.known_trials if planned.is_tuned else ()
-    tried = {row.id for row in rows if row.stage == "tune"}
+    known = planned.plan.known_trials if planned.is_tuned else ()
+    tried = {row.id for row in known if row.stage == "tune"}
     yield dict.fromkeys(i for i in planned.requested if i not in tried)
     if planned.is_tuned:
         from sweep.orchestration.tuning import Tuning

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from sweep.config import sha256_of_file
 from sweep.config.hub import PREFIX
 from sweep.config.models import ModelSettings
-from sweep.config.settings import parse_settings
+from sweep.config.settings import Table, parse_settings
 from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import (
@@ -130,9 +130,7 @@ class TrialFolder:
             raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         config = parse_settings(TrialConfig, data, str(self.config_path))
-        sweep = SweepFolder(self.path.absolute().parents[1])
-        paths = {name: sweep.locate(getattr(config, name)) for name in ("data_path", "init_path")}
-        config = config.model_copy(update=paths)
+        config = SweepFolder(self.path.absolute().parents[1]).located(config)
         if trial_id(config.science) != self.id:
             problem = f"must hold the settings of trial {self.id}, but has other ones"
             raise CorruptFile(f"{self.config_path} {problem}. Restore it from a copy.")
@@ -289,11 +287,13 @@ class SweepFolder:
         patterns = (".*.part", "figures/.*.part", "trials/*/.state.json.*.part")
         return [part for pattern in patterns for part in self.path.glob(pattern)]
 
-    def locate(self, data_path: str | None) -> str | None:
-        """Return the absolute form of a path that may be relative to this folder, or on the hub."""
-        if data_path is None or data_path.startswith(PREFIX):
-            return data_path
-        return os.path.normpath(self.path.absolute() / data_path)
+    def located(self, settings: Table) -> Table:
+        """Return a plan or a config with absolute paths, which may be relative to this folder."""
+        paths = {name: getattr(settings, name) for name in ("data_path", "init_path")}
+        for name, path in paths.items():
+            if path and not path.startswith(PREFIX):
+                paths[name] = os.path.normpath(self.path.absolute() / path)
+        return settings.model_copy(update=paths)
 
     def trial(self, trial_id: str) -> TrialFolder:
         if not TRIAL_ID.fullmatch(str(trial_id)):
