@@ -346,22 +346,15 @@ def identify_start(path: str) -> dict[str, Any]:
     return start
 
 
-def _check_tokenizer(trial: TrialFolder) -> None:
-    if trial.tokenizer_path.exists() and (tokenizer := trial.read_config().science.tokenizer):
-        _compare(trial.tokenizer_path, tokenizer.sha256)
-
-
-def _check_weights(trial: TrialFolder) -> None:
-    if trial.weights_path.exists():  # otherwise not kept
-        _compare(trial.weights_path, _recorded(trial, "weights"))
-
-
-def _recorded(trial: TrialFolder, name: str) -> str | None:
-    return (trial.find_result() or {}).get(f"{name}_sha256")
-
-
-def _compare(path: Path, sha256: str | None) -> None:
-    if find_sha256(path) != sha256:
+def _check_hash(trial: TrialFolder, path: Path) -> None:
+    """Compare a file with the sha256 that its trial recorded; only losses are always kept."""
+    actual = find_sha256(path)
+    if path == trial.tokenizer_path:
+        tokenizer = trial.read_config().science.tokenizer
+        recorded = tokenizer and tokenizer.sha256
+    else:
+        recorded = (trial.find_result() or {}).get(f"{path.stem}_sha256")
+    if actual != recorded and (actual or path == trial.losses_path):
         raise CorruptFile(f"{path} does not match the sha256 that its trial recorded.")
 
 
@@ -374,9 +367,9 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "result.json": TrialFolder.read_result,
     "metrics.jsonl": TrialFolder.read_metrics,
     "checkpoint-*": lambda trial: [*map(trial.verify_checkpoint, trial.checkpoints())],
-    "valid_losses.npy": lambda trial: _compare(trial.losses_path, _recorded(trial, "valid_losses")),
-    "weights.safetensors": _check_weights,
-    "tokenizer.json": _check_tokenizer,
+    "valid_losses.npy": lambda trial: _check_hash(trial, trial.losses_path),
+    "weights.safetensors": lambda trial: _check_hash(trial, trial.weights_path),
+    "tokenizer.json": lambda trial: _check_hash(trial, trial.tokenizer_path),
     "lease.json": None,
     "log.txt": None,
 }
