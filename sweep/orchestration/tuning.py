@@ -328,7 +328,7 @@ def open_storage(url: str) -> BaseStorage:
     os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
     pool = {"poolclass": sqlalchemy.NullPool}
     with (
-        reading("The storage", url),
+        reading("The database of --storage", url),
         sqlalchemy.create_engine(url := with_driver(url), **pool).begin() as connection,
     ):
         if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
