@@ -98,22 +98,26 @@ class Report:
     def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
         """Return the step and the metrics of a line; None replaces values that are not finite."""
         batch, sequence = self.config.science.batch_size, self.config.tokens_per_sequence
-        wrong = f"each line of the log must {{}}, got {text.decode(errors='replace')[:200]!r}."
+
+        def wrong(requirement: str) -> SweepError:
+            line = text.decode(errors="replace")[:200]
+            return SweepError(f"each line of the log must {requirement}, got {line!r}.")
+
         try:
             line = load_json(text)
         except ValueError as error:
-            raise SweepError(wrong.format("be a JSON object")) from error
+            raise wrong("be a JSON object") from error
         step = line.pop("step", None)
         if type(step) is not int or not 0 <= step <= self.config.steps:
-            raise SweepError(wrong.format(f"have a step of at most {self.config.steps}"))
+            raise wrong(f"have a step of at most {self.config.steps}")
         for name, count in (("tokens", step * batch * sequence), ("examples", step * batch)):
             if line.pop(name, count) != count:
                 factors = f"{step} × {batch}" + f" × {sequence}" * (name == "tokens")
-                raise SweepError(wrong.format(f"count {count} {name} ({factors})"))
+                raise wrong(f"count {count} {name} ({factors})")
         line.pop("time", None)
         for name, value in line.items():
             if type(value) not in (int, float, type(None)) or not METRIC.fullmatch(name):
-                raise SweepError(wrong.format("hold numbers, by names such as train/loss"))
+                raise wrong("hold numbers, by names such as train/loss")
             if value is None or not math.isfinite(value):
                 losses = ("train/loss", "valid/loss", self.config.objective_curve)
                 self.is_diverged |= name in losses
