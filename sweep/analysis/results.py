@@ -413,8 +413,9 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
         names = [*settings.tuning.dimensions]
-        parts = [settings.subject] + [f"data {settings.data}"] * bool(settings.data)
+        parts = [settings.model.name]
         if settings.command is None:
+            parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
             parts += [f"optimizer {settings.optimizer.name}", f"{settings.schedule.name} schedule"]
     has_target = bool(reports["target"].notna().any())
     if has_target:

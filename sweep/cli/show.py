@@ -44,8 +44,7 @@ def print_plan(
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
     unit, parameters = settings.traits.tokens, plan.model.parameters
-    name = settings.subject if settings.command else plan.model.name
-    facts = [name, f"{parameters:,} parameters" if parameters else None, settings.data]
+    facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None, settings.data]
     if plan.tokens_per_sequence > 1:
         facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
     if settings.model.supports_half_precision:

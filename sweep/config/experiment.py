@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from sweep.config import SHIPPED
-from sweep.config.command import Command, title_of
 from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
@@ -22,7 +21,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import shipped_module
+from sweep.config.objects import check_command, shipped_module, title_of_command
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -200,7 +199,9 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         str, Field(pattern="^(pretrain|grpo|quadratic|command|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
-    command: Annotated[Command | None, RunFlag(Group.MODEL, metavar="COMMAND")] = None
+    command: Annotated[
+        Annotated[str, AfterValidator(check_command)] | None, RunFlag(Group.MODEL)
+    ] = None
     """Your training script, with placeholders such as {batch_size}: docs/script.md."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Train to this validation loss, at a constant rate; the budget is a cap."""
@@ -216,10 +217,6 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     def passes(self, *names: str) -> bool:
         """Return True if trainings receive one of these values: a command by a placeholder."""
         return self.command is None or any(f"{{{name}}}" in self.command for name in names)
-
-    @property
-    def subject(self) -> str:
-        return f"model {self.model.name}" if self.command is None else f"command {self.command}"
 
     @property
     def unused(self) -> list[str]:
@@ -418,8 +415,9 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
         if others := sorted(fields.keys() - OF_COMMANDS):
             problem = "does not apply to a command, which has its own model, data and training"
             raise SweepError(f"{others[0]} {problem}. Leave it out.")
-        title = title_of(str(command))
-        own = {"kind": "object", "name": title, "vocabulary": None, "context": 1}
+        title = title_of_command(check_command(str(command)))
+        name = f"command: {command}"
+        own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
         return {"name": title, "data": None, **fields, "workload": "command", "model": own}
     if "declared" in fields:
         raise SweepError("objective, direction and unit need a command. Leave them out.")

@@ -1,24 +1,41 @@
-"""Import user code named `module:object`, and hash it for the trial id."""
+"""User code: objects named `module:object`, commands with placeholders, and their hashes."""
 
 import ast
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import itertools
+import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sweep.config import SHIPPED, sha256_of_file
-from sweep.errors import SweepError, describe_error
+from sweep.errors import SweepError, describe_error, user_code
 
-PYTHON = re.compile(r"python[\d.]*")  # names of interpreters
+# Values of a trial, by which a command may contain {batch_size} and others.
+PLACEHOLDERS = (
+    *("batch_size", "learning_rate", "steps", "warmup_steps", "tokens", "examples", "seed"),
+    *("log", "folder", "resume", "microbatch_size", "accumulation", "beta2", "weight_decay"),
+    "device",
+)
+NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
+PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
+# Prints the versions of the packages that contain modules, in the environment of a Python.
+VERSIONS = """
+import json, sys
+from importlib.metadata import packages_distributions, version
+packages = packages_distributions()
+names = sorted({packages[module][0] for module in sys.argv[1:] if module in packages})
+print(json.dumps({name: version(name) for name in names}))
+"""
 # Shipped objects that experiments name without their module.
 SHORT_NAMES = {"quadratic": "noisy_quadratic:NoisyQuadratic", "words": "story_words:Words"}
 
@@ -95,6 +112,42 @@ def _file_of_module(name: str) -> Path:
     return path
 
 
+def check_command(command: str) -> str:
+    """Refuse a command that is no words of a shell, or lacks a value that every trial needs."""
+    try:
+        program = next(iter(shlex.split(command)), None)
+    except ValueError as error:
+        raise SweepError(f"command must be words of a shell, got {command!r} ({error}).") from None
+    used = {*PLACEHOLDER.findall(command)}
+    if unknown := sorted(used - {*PLACEHOLDERS}):
+        known = ", ".join(PLACEHOLDERS)
+        raise SweepError(f"command must use only the placeholders {known}, got {{{unknown[0]}}}.")
+    for names in NEEDED:
+        if program is None or not used & names:
+            choice = " or ".join(f"{{{name}}}" for name in PLACEHOLDERS if name in names)
+            raise SweepError(f"command must contain {choice}, got {command!r}. Add it.")
+    return command
+
+
+def title_of_command(command: str) -> str:
+    """Return the name of a command's experiment, that of its script; refuse one without program."""
+    program = shlex.split(command)[0]
+    if shutil.which(program) is None:
+        raise SweepError(
+            f"the first word of a command must be a program, got {program!r}. Correct it, or run "
+            "from the folder that contains it."
+        )
+    path = next(iter(files_of_command(command)), Path(program))
+    stem = path.parent.name if path.name == "__main__.py" else path.stem
+    return re.sub(r"\W", "-", stem, flags=re.ASCII).lstrip("-_") or "command"
+
+
+def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
+    """Return the words of a command; values are not split and reach no shell."""
+    words = shlex.split(command)
+    return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in words]
+
+
 def files_of_command(command: str) -> list[Path]:
     """Return the files that a command names, also as `--option=FILE` and `-m MODULE`.
 
@@ -133,22 +186,32 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
         imported.add(module.partition(".")[0])
     loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
     paths = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
-    files, modules = hash_sources(paths, roots)
-    distributions = importlib.metadata.packages_distributions()
-    packages = sorted({distributions[m][0] for m in imported | modules if m in distributions})
-    code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
+    code = _identify_files(paths, roots, imported, sys.executable)
     results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
     values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
     declared = {name: value for name, value in values if isinstance(value, str | int | float)}
     return ({**code, "identity": results} if results else code), declared
 
 
-def hash_sources(paths: Iterable[Path], roots: Collection[Path]) -> tuple[dict[str, str], set[str]]:
-    """Hash the files in these folders, and the modules there that Python files import.
+def identify_command(command: str) -> dict[str, Any]:
+    """Return what identifies the files of a command and the modules that these import."""
+    paths = [path.absolute() for path in files_of_command(command)]
+    pythons = [word for word in shlex.split(command) if PYTHON.fullmatch(Path(word).name)]
+    python = (shutil.which(pythons[0]) if pythons else None) or sys.executable
+    with user_code(f"the Python files of the command {command!r} must be valid"):
+        return _identify_files(paths, {Path.cwd(), *(path.parent for path in paths)}, set(), python)
 
-    Libraries are left out. Returns hashes by relative path, and the names of top-level modules.
+
+def _identify_files(
+    pending: list[Path], roots: set[Path], imported: set[str], python: str
+) -> dict[str, Any]:
+    """Hash files in some folders with what they import from there, except libraries.
+
+    Args:
+        imported: top-level modules whose packages are of interest; those of the files are added.
+        python: the interpreter in whose environment the versions of the packages are looked up.
     """
-    files, imported, pending = dict[str, str](), set[str](), [*paths]
+    files = dict[str, str]()
     while pending:
         path = pending.pop()
         root = next((root for root in sorted(roots) if root in path.parents), None)
@@ -162,7 +225,10 @@ def hash_sources(paths: Iterable[Path], roots: Collection[Path]) -> tuple[dict[s
                 sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
                 pending += filter(Path.is_file, itertools.chain(*sources))
                 imported.update(part.name for part in parts[-1:])
-    return files, imported
+    # In another folder, because Python would import the user's files instead of its own modules.
+    program = [str(Path(python).absolute()), "-c", VERSIONS, *imported]
+    done = subprocess.run(program, cwd="/", capture_output=True, text=True, check=False)
+    return {"files": files, "packages": json.loads(done.stdout) if not done.returncode else {}}
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

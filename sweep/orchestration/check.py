@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sweep.errors import SweepError
 from sweep.orchestration.executors import attempt_slots
@@ -20,12 +20,7 @@ EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
 SPLIT = 1e-4  # the same, if one of them splits its batches
 NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
 
-NONE = "NOT APPLICABLE"
-
-
-class Verdict(NamedTuple):
-    status: str  # PASS, FAIL or NOT APPLICABLE
-    evidence: str
+Verdict = tuple[str, str]  # PASS, FAIL or NOT APPLICABLE, and the evidence
 
 
 def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str, Any]:
@@ -37,18 +32,17 @@ def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str
     if request.experiment.command is None:
         raise SweepError("only a command can be checked. Name it with --command.")
     with holding(request.folder):
-        folder = SweepFolder(request.folder.path / "check")
-        remove(folder.path)
-        trainings = _Trainings(request, folder, on_start)
+        trainings = _Trainings(request, on_start)
+        verdicts = {
+            "command_repeats": trainings.compare("again", EQUAL),
+            "command_accumulation": trainings.split_batches(),
+            "command_resumes": trainings.resume(),
+        }
         document = {
             "command": request.experiment.command,
             "code": trainings.plan.code,
             **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
-            "checks": {
-                "command_repeats": trainings.compare("again", EQUAL)._asdict(),
-                "command_accumulation": trainings.split_batches()._asdict(),
-                "command_resumes": trainings.resume()._asdict(),
-            },
+            "checks": {c: {"status": s, "evidence": text} for c, (s, text) in verdicts.items()},
             "not_checked": [NOT_CHECKED],
         }
         write_json(request.folder.check_path, document)
@@ -58,18 +52,18 @@ def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str
 class _Trainings:
     """Trainings of one trial, each in a folder of its own, compared with the first of them."""
 
-    def __init__(
-        self, request: Request, folder: SweepFolder, on_start: Callable[[str], None]
-    ) -> None:
-        experiment, self.folder, self.on_start = request.experiment, folder, on_start
+    def __init__(self, request: Request, on_start: Callable[[str], None]) -> None:
+        self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
+        remove(self.folder.path)
+        experiment, policy = request.experiment, parse_policy(request.experiment.lr)
         batch = min((size for size in experiment.batches if size > 1), default=1)
         tokens = batch * experiment.traits.tokens_per_sequence
-        policy = parse_policy(experiment.lr)
         rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
         budget = tokens * max(1, min(STEPS, experiment.budget // tokens))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
         small = experiment.model_copy(update=changes)
-        self.plan = make_plan(replace(request, experiment=small, folder=folder, command=())).plan
+        request = replace(request, experiment=small, folder=self.folder, command=())
+        self.plan = make_plan(request).plan
         self.row = self.plan.trials[0]
         outcome, self.trial = self.train("first")
         if outcome.kind != "complete":
@@ -77,56 +71,52 @@ class _Trainings:
         self.losses = _losses_of(self.trial)
 
     def train(self, name: str, **status: Any) -> tuple[Outcome, TrialFolder]:
-        folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
-        trial = folder.trial(str(self.row.id))
         self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
+        folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
         save_plan(self.plan, folder)
-        process = FreshProcess(
-            *(attempt_trial, trial.path, TrialStatus(attempts=1, **status)),
-            environment=attempt_slots(execution.device, execution.devices)[0],
-        )
+        trial, state = folder.trial(str(self.row.id)), TrialStatus(attempts=1, **status)
+        slot = attempt_slots(execution.device, execution.devices)[0]
+        process = FreshProcess(attempt_trial, trial.path, state, environment=slot)
         return outcome_of(process, trial), trial
 
     def compare(self, name: str, tolerance: float, **status: Any) -> Verdict:
         """Train again, and compare all losses."""
         outcome, trial = self.train(name, **status)
         if outcome.kind != "complete":
-            return Verdict("FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}")
+            return "FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}"
         first, second = self.losses, _losses_of(trial)
         if first.keys() != second.keys():
             step, metric = min(first.keys() ^ second.keys())
-            return Verdict("FAIL", f"Only one training reported {metric} at step {step}.")
+            return "FAIL", f"Only one training reported {metric} at step {step}."
         largest, (step, metric) = max(
             (abs(value - second[key]) / max(abs(value), abs(second[key]), 1e-300), key)
             for key, value in first.items()
         )
         text = f"The largest relative difference of {len(first)} losses is {largest:.1e}"
-        status_text = "PASS" if largest <= tolerance else "FAIL"
-        return Verdict(status_text, f"{text}, {metric} at step {step}.")
+        return "FAIL" if largest > tolerance else "PASS", f"{text}, {metric} at step {step}."
 
     def split_batches(self) -> Verdict:
         config = self.trial.read_config()
         half = microbatch_within(config.microbatch_size // 2, config)
         if not config.science.passes("microbatch_size", "accumulation"):
-            return Verdict(NONE, "The command has no {microbatch_size} and no {accumulation}.")
+            return "NOT APPLICABLE", "The command has no {microbatch_size} and no {accumulation}."
         if half == config.microbatch_size:
-            return Verdict(NONE, f"A microbatch of {half} cannot be split.")
+            return "NOT APPLICABLE", f"A microbatch of {half} cannot be split."
         return self.compare("split", SPLIT, microbatch_size=half)
 
     def resume(self) -> Verdict:
         if not self.plan.settings.passes("resume"):
-            return Verdict(NONE, "The command has no {resume}: a killed trial begins again.")
+            return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
         steps = sorted({step for step, _ in self.losses})
         outcome, trial = self.train("resumed", pause_step=steps[len(steps) // 2])
         if outcome.kind != "paused" or not trial.resume_path.exists():
             problem = "The command was not killed in time, or before it had written {resume}"
-            return Verdict(NONE, f"{problem}. Use a larger --budget, or more checkpoints.")
+            return "NOT APPLICABLE", f"{problem}. Use a larger --budget, or more checkpoints."
         killed_at, count = max(_losses_of(trial))[0], trial.reported_path.read_bytes().count(b"\n")
-        verdict = self.compare("resumed", EQUAL)
+        status, evidence = self.compare("resumed", EQUAL)
         lines = trial.reported_path.read_bytes().splitlines()[count:]
         first = f"step {load_json(lines[0])['step']}" if lines else "no step"
-        story = f"Killed at step {killed_at}, it reported again from {first} on"
-        return Verdict(verdict.status, f"{story}. {verdict.evidence}")
+        return status, f"Killed at step {killed_at}, it reported again from {first} on. {evidence}"
 
 
 def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:

@@ -9,10 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweep.config.command import identify_command
 from sweep.config.experiment import Declared, Experiment, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import describe_objects, identify_code, object_name, require_extra
+from sweep.config.objects import (
+    describe_objects,
+    identify_code,
+    identify_command,
+    object_name,
+    require_extra,
+)
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable
@@ -180,7 +185,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     if experiment.command is not None:
-        _check_command(experiment, chosen, device)
+        _check_command(experiment, chosen)
     samples, is_deepspeed = experiment.traits.samples, chosen.strategy == "deepspeed"
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
@@ -212,7 +217,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     return chosen.model_copy(update=decided)
 
 
-def _check_command(experiment: Experiment, chosen: Execution, device: str) -> None:
+def _check_command(experiment: Experiment, chosen: Execution) -> None:
     """Refuse what a command cannot do."""
     if others := sorted(chosen.model_fields_set - EXECUTION_OF_COMMANDS):
         raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
@@ -220,11 +225,6 @@ def _check_command(experiment: Experiment, chosen: Execution, device: str) -> No
     if (chosen.microbatch or chosen.accumulation) and not splits:
         needed = "need {microbatch_size} or {accumulation} in the command"
         raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
-    if device.startswith("cuda:"):
-        raise SweepError(
-            f"device must be cuda, cpu, mps or auto for a command, got {device!r}. Choose a GPU by "
-            "CUDA_VISIBLE_DEVICES."
-        )
 
 
 def _reason_for_eager_steps(plan: Plan) -> str | None:

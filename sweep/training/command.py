@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sweep.config import sha256_of_file
-from sweep.config.command import fill_placeholders
+from sweep.config.objects import fill_placeholders
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training import device as machine
@@ -178,9 +180,10 @@ def run_command(
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
     progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
     vars(progress).update(dict.fromkeys(NOT_MEASURED, math.nan))
-    peak = machine.peak_resident_bytes(resource.RUSAGE_CHILDREN)
+    cpu = torch.device("cpu")
+    peak = machine.peak_memory_bytes(cpu, resource.RUSAGE_CHILDREN)
     # A child counts the memory of the process that started it.
-    if config.execution.device == "cpu" and peak > machine.peak_resident_bytes():
+    if config.execution.device == "cpu" and peak > machine.peak_memory_bytes(cpu):
         progress.peak_memory_bytes = peak
     return ending, progress, report.final_metrics() if ending == "trained" else {}, metrics_sha256
 

@@ -113,15 +113,12 @@ def flop_utilization(config: TrialConfig, device: torch.device, rate: float) -> 
     return rate * flops / (peak * config.execution.devices) if peak else None
 
 
-def peak_memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device: torch.device, who: int = resource.RUSAGE_SELF) -> int:
     """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return peak_resident_bytes()
-
-
-def peak_resident_bytes(who: int = resource.RUSAGE_SELF) -> int:
-    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(who).ru_maxrss * unit
 
 
 def forget_peak_memory(device: torch.device) -> int:
