@@ -346,5 +346,4 @@ def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
         for half, part in lines.groupby(pd.cut(lines["tokens"], 2, labels=False)):
             if len(part) >= LEAST_RECORDS:
                 scale = noise_scale(part["trace"].to_list(), part["square"].to_list())
-                place = {"is_late": half == 1, "tokens": part["tokens"].mean(), "scale": scale}
-                yield dict(zip(CELL, cell, strict=True)) | place
+                yield {**dict(zip(CELL, cell, strict=True)), "is_late": half == 1, "scale": scale}

@@ -14,9 +14,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
 from sweep.analysis.checks import supports_fit
-from sweep.analysis.critical_batch_size import noise_scales
 from sweep.analysis.frames import report_trials
-from sweep.analysis.results import PolicyResult, Sweep, leading
+from sweep.analysis.results import PolicyResult, Sweep
 from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
 
@@ -45,7 +44,6 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
         "curves": plot_curves(sweep, cells),
         "time": plot_time(cells),
         "throughput": plot_throughput(sweep, cells),
-        "noise": plot_noise(sweep, policies),
     }
     for axis in (axis for figure in figures.values() if figure for axis in figure.axes):
         if not np.isfinite(axis.dataLim.get_points()).all():
@@ -235,29 +233,6 @@ def plot_rates(policies: Policies) -> Figure | None:
     if has_target:
         axis.yaxis.set_major_formatter(lambda value, _: format_count(value))
     axis.set(xlabel="peak learning rate", ylabel=f"{measure}, tuning seed")
-    return with_legend(figure)
-
-
-def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
-    """Plot the gradient noise scale of each half of training with its interval, if resolved."""
-    scales = list(noise_scales(sweep))
-    resolved = [row for row in scales if row["scale"].value is not None]
-    labels = {row["label"] for row in resolved}
-    result = leading([policy for policy in policies if policy.label in labels])
-    if result is None:
-        return None
-    figure, (axis,) = new_figure()
-    colors = batch_colors(row["batch_size"] for row in scales)
-    for row in resolved:
-        if row["label"] == result.label:
-            batch, value = row["batch_size"], row["scale"].value
-            offset = 1 + 0.01 * list(colors).index(batch)  # intervals do not hide each other
-            tokens = row["tokens"] * offset
-            axis.plot([tokens] * 2, value[1:], linewidth=2, color=colors[batch])
-            axis.plot(tokens, value.value, "o", color=colors[batch], label=f"batch {batch}")
-    _set_log_scale(axis, "y")
-    _set_token_axis(axis, sweep)
-    axis.set_ylabel(f"gradient noise scale [{sweep.plan.settings.traits.sequences}], 95 %")
     return with_legend(figure)
 
 
