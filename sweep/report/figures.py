@@ -27,9 +27,6 @@ GREEN = "#009E73"
 VERDICTS = {WITHIN: (GREEN, "D"), UNDECIDED: (GREY, "s"), OUTSIDE: ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 BOTTOM_EDGE = 0.03  # height of the marks of pruned trials
-TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
-PART_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
-TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
@@ -42,7 +39,6 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
         "steps": plot_steps(policies),
         "rates": plot_rates(policies),
         "curves": plot_curves(sweep, cells),
-        "time": plot_time(cells),
         "throughput": plot_throughput(sweep, cells),
     }
     for axis in (axis for figure in figures.values() if figure for axis in figure.axes):
@@ -142,27 +138,6 @@ def _plot_by_batch(
             rows = means[means["label"] == label]
             axis.plot(rows["batch_size"], rows[metric] / scale, line, color=color, label=label)
     _set_batch_axis(axis, cells["batch_size"])
-
-
-def plot_time(cells: pd.DataFrame) -> Figure:
-    """Plot the mean time of a trial by part, with a bar for each batch size and policy."""
-    figure, (axis,) = new_figure()
-    rows = cells[cells["complete"] > 0].sort_values(["batch_size", "order"], ignore_index=True)
-    total, labels = rows["seconds_total"], rows["batch_size"].astype(str)
-    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), (1, "seconds"))
-    if rows["label"].nunique() > 1:
-        labels += "\n" + rows["label"]
-    seconds = rows.reindex(columns=[f"seconds_{part}" for part in TIME_PARTS]).fillna(0.0)
-    seconds["seconds_other"] = (total - seconds.sum(axis=1)).clip(lower=0)
-    tops = seconds.cumsum(axis=1) / unit
-    for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
-        if seconds[f"seconds_{part}"].sum() > 0.001 * total.sum():
-            heights = seconds[f"seconds_{part}"] / unit
-            style: dict[str, Any] = {"color": color, "edgecolor": "white", "label": part}
-            axis.bar(rows.index, heights, bottom=tops[f"seconds_{part}"] - heights, **style)
-    axis.set_xticks(rows.index, labels, rotation=90 if labels.str.len().sum() > 100 else 0)
-    axis.set(xlabel="batch size", ylabel=f"time of one trial [{name}]")
-    return with_legend(figure)
 
 
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
