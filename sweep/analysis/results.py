@@ -27,6 +27,7 @@ from sweep.analysis.frames import (
     TRIAL_COLUMNS,
     SweepTables,
     find_gains,
+    format_range,
     load_tables,
     mean_of,
     policy_labels,
@@ -406,15 +407,11 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
     if set(reports["policy"]) == {"tuned"} and len(tuned):
-        text = f"{' and '.join(names)} tuned by {_range(tuned.groupby('batch_size').size())} trials"
+        counts = format_range(tuned.groupby("batch_size").size())
+        text = f"{' and '.join(names)} tuned by {counts} trials"
         budget = plan.settings.tuning.budget if plan else None
         parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
-    seeds = _range(reports.groupby("batch_size")["seed"].nunique())
+    seeds = format_range(reports.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"
-
-
-def _range(counts: pd.Series) -> str:
-    """Write `9 to 26`, or `9` if all counts are equal."""
-    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
