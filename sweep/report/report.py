@@ -100,13 +100,10 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
     result = sweep.leading
     if result is None or not result.rates:
         return {"rates": (), "exponent": None, "rules": ()}
-    complete = frames.report_trials(sweep.trials[sweep.trials["state"] == "COMPLETE"])
-    own = complete[complete["label"] == result.label]
-    column = "final_valid_loss" if sweep.plan.settings.target is None else "tokens_to_target"
-    values = own[column].astype(float)
-    values = values if sweep.plan.settings.target is None else values.map(math.log)
-    spreads = values.groupby(own["batch_size"]).std().dropna()
-    sigma = {int(size): float(spreads[size]) for size in spreads.index}
+    sigma: dict[int, float] = {}
+    if result.answer and result.decision:
+        sizes = [row.batch_size for row in result.answer.batch_sizes]
+        sigma = dict(zip(sizes, np.sqrt(result.decision.variance).tolist(), strict=True))
     costs = rule_costs(sweep.plan, result.rates, sigma)
     return {
         "rates": result.rates,
