@@ -138,8 +138,7 @@ def title_of_command(command: str) -> str:
             "from the folder that contains it."
         )
     path = next(iter(files_of_command(command)), Path(program))
-    stem = path.parent.name if path.name == "__main__.py" else path.stem
-    return re.sub(r"\W", "-", stem, flags=re.ASCII).lstrip("-_") or "command"
+    return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
 
 
 def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:

@@ -1,6 +1,9 @@
 """Check what a sweep cannot promise of a command, by short trainings: `sweep check`."""
 
+import math
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -70,14 +73,25 @@ class _Trainings:
             raise SweepError(f"the command must complete {self.row.steps} steps. {outcome.message}")
         self.losses = _losses_of(self.trial)
 
-    def train(self, name: str, **status: Any) -> tuple[Outcome, TrialFolder]:
+    def train(
+        self, name: str, most_lines: float = math.inf, **status: Any
+    ) -> tuple[Outcome, TrialFolder]:
+        """Train in a folder of this name; kill the command once it has reported so many lines."""
         self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
         folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
         save_plan(self.plan, folder)
         trial, state = folder.trial(str(self.row.id)), TrialStatus(attempts=1, **status)
         slot = attempt_slots(execution.device, execution.devices)[0]
         process = FreshProcess(attempt_trial, trial.path, state, environment=slot)
-        return outcome_of(process, trial), trial
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(outcome_of, process, trial)
+            try:
+                while not future.done() and len(_reported(trial)) < most_lines:
+                    time.sleep(0.02)
+            finally:
+                if not future.done():
+                    process.kill()
+            return future.result(), trial
 
     def compare(self, name: str, tolerance: float, **status: Any) -> Verdict:
         """Train again, and compare all losses."""
@@ -107,16 +121,21 @@ class _Trainings:
     def resume(self) -> Verdict:
         if not self.plan.settings.passes("resume"):
             return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
-        steps = sorted({step for step, _ in self.losses})
-        outcome, trial = self.train("resumed", pause_step=steps[len(steps) // 2])
-        if outcome.kind != "paused" or not trial.resume_path.exists():
+        outcome, trial = self.train("resumed", len(_reported(self.trial)) // 2)
+        lines = _reported(trial)
+        if outcome.kind == "complete" or not trial.resume_path.exists():
             problem = "The command was not killed in time, or before it had written {resume}"
             return "NOT APPLICABLE", f"{problem}. Use a larger --budget, or more checkpoints."
-        killed_at, count = max(_losses_of(trial))[0], trial.reported_path.read_bytes().count(b"\n")
         status, evidence = self.compare("resumed", EQUAL)
-        lines = trial.reported_path.read_bytes().splitlines()[count:]
-        first = f"step {load_json(lines[0])['step']}" if lines else "no step"
-        return status, f"Killed at step {killed_at}, it reported again from {first} on. {evidence}"
+        ends = [load_json(line)["step"] for line in _reported(trial)[len(lines) - 1 :][:2]]
+        story = f"Killed at step {ends[0]}, it reported again from step {ends[-1]} on"
+        return status, f"{story}. {evidence}"
+
+
+def _reported(trial: TrialFolder) -> list[bytes]:
+    """Return the complete lines that the command of a trial has reported."""
+    path = trial.reported_path
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:

@@ -24,7 +24,7 @@ from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.process import ShouldStop, oom_kills
 from sweep.trial import watchdog
 from sweep.trial.files import load_json, replacing
-from sweep.trial.folder import TrialFolder, TrialStatus
+from sweep.trial.folder import TrialFolder
 
 POLL_SECONDS = 0.02
 SAVE_SECONDS = 5.0  # between two copies of the report
@@ -40,21 +40,23 @@ NOT_MEASURED = (
 
 
 class Report:
-    """The lines that a command appends to its log, and their copy in metrics.jsonl."""
+    """The lines that a command appends to its log, and their copy in metrics.jsonl.
+
+    A command that has gone back to its checkpoint reports steps again, which replace the old ones.
+    """
 
     def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
-        """Read the lines of earlier attempts, the last of which a resumed command repeats."""
+        """Read the lines of earlier attempts."""
         self.config, self.store, path = config, store, store.folder.reported_path
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
-        self.is_diverged, self._may_repeat = False, True
+        self.is_diverged = False
         path.touch()
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a killed command left half a line
         self._file = path.open("rb")
         self._read_at = self._saved_at = time.monotonic()
-        self.read(of_earlier_attempts=True)
-        for line in store.folder.find_metrics():
-            if line["step"] in self.lines:
-                self.lines[line["step"]] |= {key: line[key] for key in ("time", SECONDS, RATE)}
+        self._earlier = {line["step"]: line for line in store.folder.find_metrics()}
+        self.read()
+        self._earlier.clear()
 
     @property
     def step(self) -> int:
@@ -62,11 +64,11 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """The time of the training, with that of repeated steps only once."""
+        """The time of the training, without that of steps that were repeated."""
         before = self.lines[self.step][SECONDS] if self.lines else 0.0
         return float(before) + time.monotonic() - self._read_at
 
-    def read(self, of_earlier_attempts: bool = False) -> bool:
+    def read(self) -> bool:
         """Read the new lines; return True if there are any."""
         start = self._file.tell()
         for text in iter(self._file.readline, b""):
@@ -74,7 +76,6 @@ class Report:
                 self._file.seek(-len(text), os.SEEK_CUR)
                 break
             self._add(*self._parse(text))
-            self._may_repeat = of_earlier_attempts
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
             self.save()
         return self._file.tell() > start
@@ -128,9 +129,7 @@ class Report:
 
     def _add(self, step: int, metrics: dict[str, float | None]) -> None:
         if step < self.step:
-            if not self._may_repeat:
-                raise SweepError(f"the steps in the log must ascend, got {step} after {self.step}.")
-            self.lines = {number: self.lines[number] for number in self.lines if number < step}
+            self.lines = {number: line for number, line in self.lines.items() if number < step}
         if step not in self.lines:
             part, last_part = (-(-t * MOST_POINTS // self.config.steps) for t in (step, self.step))
             is_kept = any(name.startswith("valid/") for name in self.lines.get(self.step, ()))
@@ -138,23 +137,23 @@ class Report:
             if part == last_part and not is_kept:
                 self.lines.pop(self.step, None)
             tokens = step * self.config.science.batch_size * self.config.tokens_per_sequence
-            position = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
-            self.lines[step] = position | {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
+            line = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
+            line |= {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
+            earlier = self._earlier.get(step, {})
+            self.lines[step] = line | {key: earlier[key] for key in line.keys() & earlier.keys()}
         self.lines[step] |= metrics
 
 
 def run_command(
-    config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
+    config: TrialConfig, store: CheckpointStore, should_stop: ShouldStop
 ) -> tuple[str, Progress, dict[str, float], str]:
-    """Run a trial's command, or kill it at the pause step, for `sweep check`.
-
-    Returns, as `train` does, the ending, the progress, the final metrics, and the sha256 of
-    metrics.jsonl.
+    """Run a trial's command; return the ending, the progress, the final metrics by name, and the
+    sha256 of metrics.jsonl.
 
     Raises:
         SweepError: if the command fails (caused by MemoryError if memory ran out) or misreports.
     """
-    folder, pause_step = store.folder, status.pause_step
+    folder = store.folder
     if not config.science.passes("resume"):
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
@@ -169,9 +168,6 @@ def run_command(
             if report.read():
                 watchdog.progress()
             ending = "diverged" if report.is_diverged else "trained" if has_ended else should_stop()
-            if ending is None and pause_step is not None and report.step >= pause_step:
-                process.kill()
-                ending = "paused"
     finally:
         _stop(process)
     metrics_sha256, seconds = report.save(), report.seconds

@@ -163,7 +163,7 @@ def _run_command(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
     print(f"attempt {status.attempts}: {config.steps} steps by a command", flush=True)
-    ending, progress, metrics, digest = run_command(config, status, store, should_stop)
+    ending, progress, metrics, digest = run_command(config, store, should_stop)
     if ending not in ("trained", "diverged"):
         return Outcome(ending, f"step {progress.step} of {config.steps}")
     final = FinalEvaluation(metrics) if metrics else None
