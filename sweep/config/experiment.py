@@ -175,9 +175,9 @@ class WorkloadTraits:
 
 
 class Declared(Settings, use_attribute_docstrings=True):
-    """Class attributes of the user's workload, or properties of a command."""
+    """Class attributes of the user's workload; for a command they are set here."""
 
-    tokens_per_sequence: Positive | None = None
+    tokens_per_sequence: Positive | None = None  # by default the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
     objective: Annotated[str, Field(pattern=METRIC_NAME), RunFlag(Group.MODEL, metavar="NAME")] = (
         "loss"
@@ -187,7 +187,7 @@ class Declared(Settings, use_attribute_docstrings=True):
     """Of a command's objective."""
     unit: Annotated[str, RunFlag(Group.MODEL)] = ""
     """Of a command's objective."""
-    tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance
+    tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance  # --tolerance takes precedence
 
 
 class TrainingSettings(Settings, use_attribute_docstrings=True):
