@@ -3,6 +3,7 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
+import contextlib
 import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +116,9 @@ def load_tables(path: str | Path) -> SweepTables:
     points = points[[*names, *logged]].astype({"step": int, "tokens": int})
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
-    checked = find_json(folder.check_path) or {}
+    checked: dict[str, Any] = {}
+    with contextlib.suppress(SweepError):  # a damaged file counts as none
+        checked = find_json(folder.check_path) or {}
     if (checked.get("command"), checked.get("code")) != (plan.settings.command, plan.code):
         checked = {}
     return SweepTables(folder.name, plan, trials, points, tuple(warnings), checked)

@@ -160,7 +160,8 @@ class Mirror(threading.Thread):
                 with contextlib.suppress(SweepError):  # `_mirror_trial` reports a damaged file
                     ends.append(((status := trial.read_status()).state, status.cause))
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
-        settings = self.plan.settings.model_dump(mode="json")
+        own = {"optimizer", "schedule", "evaluation"} if self.plan.settings.command else None
+        settings = self.plan.settings.model_dump(mode="json", exclude=own)
         self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:

@@ -201,6 +201,10 @@ def test_the_report_shows_the_checks_of_the_same_code_only(call, script, tmp_pat
         assert ("| command_repeats | The largest" in report) is is_current
         assert ("Not checked: sweep check --command" in report) is not is_current
     assert call("status", "other", "--verify")[0] == 0
+    (tmp_path / "results/train/check.json").write_text("{}")
+    assert call("report", "results/train")[0] == 0
+    report = (tmp_path / "results/train/report.md").read_text()
+    assert "Not checked: sweep check --command" in report
 
 
 def test_a_check_without_split_batches_and_checkpoints_says_so(call, script):

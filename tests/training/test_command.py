@@ -253,6 +253,22 @@ def test_a_command_may_go_back_to_its_checkpoint_by_itself(attempts):
     assert losses_of(own.trial) == losses_of(plain.trial)
 
 
+def test_a_command_without_a_new_line_is_ended_and_tried_once_more(attempts, tmp_path):
+    pid = "print(os.getpid(), file=open('pid', 'w')); time.sleep(60)"
+    outcome = attempts("# here", pid).run(stall_minutes=0.02)
+    assert outcome.kind == "lost" and "--stall-minutes" in outcome.message
+    assert not is_alive(tmp_path / "pid")
+
+
+def test_the_peak_memory_is_that_of_the_command_or_not_known(attempts):
+    own = attempts("# here", "x = b'x' * (900 << 20) if t == 3 else b''")
+    assert own.run().kind == "complete"
+    assert 900 << 20 < own.trial.read_result()["peak_memory_bytes"] < 1100 << 20
+    small = attempts(out="small")
+    small.run()
+    assert small.trial.read_result()["peak_memory_bytes"] is None
+
+
 def test_many_lines_are_thinned_but_validation_values_are_kept(attempts):
     new = "if t % 500 == 7: report(t + 1, valid_loss=w * w)"
     own = attempts("# here", new, budget=20_000)
