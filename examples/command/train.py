@@ -1,7 +1,4 @@
-"""Train a small transformer on synthetic stories, in plain PyTorch.
-
-python train.py --batch-size 8 --lr 5e-3 --steps 384 --warmup 4 --seed 0 --log log.jsonl
-"""
+"""Train a small transformer on synthetic stories, in plain PyTorch."""
 
 import argparse
 import json
@@ -28,22 +25,19 @@ parser.add_argument("--warmup", type=int, default=1)
 parser.add_argument("--microbatch", type=int)
 parser.add_argument("--beta2", type=float, default=0.999)
 parser.add_argument("--weight-decay", type=float, default=0.1)
-parser.add_argument("--save-every", type=int, default=10)
 args = parser.parse_args()
-micro = args.microbatch or args.batch_size
 
 torch.use_deterministic_algorithms(True)
 settings = MODEL_PRESETS["quick"]
-context = settings.context
+context, size = settings.context, args.batch_size
 tokenizer = TokenizerSettings(kind="bpe", vocabulary=settings.vocabulary)
 text = prepare_data(identify_data("synthetic"), None, tokenizer)
 stream = SequenceStream((len(text.train) - 1) // context, args.seed)
 model = build_model(settings, args.seed)
 matrices = [p for p in model.parameters() if p.ndim > 1]
-others = [p for p in model.parameters() if p.ndim <= 1]
-groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-betas = (0.9, args.beta2)
-optimizer = torch.optim.AdamW(groups, args.lr, betas, weight_decay=args.weight_decay)
+others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
+decay, betas = args.weight_decay, (0.9, args.beta2)
+optimizer = torch.optim.AdamW([{"params": matrices}, others], args.lr, betas, weight_decay=decay)
 
 
 def losses(tokens, indices):
@@ -59,10 +53,10 @@ def report(step, **metrics):
 
 first = 0
 if args.resume and os.path.exists(args.resume):
-    checkpoint = torch.load(args.resume)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    first = checkpoint["step"]
+    state = torch.load(args.resume)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    first = state["step"]
 
 for step in range(first + 1, args.steps + 1):
     rate = args.lr * min(1, step / args.warmup)
@@ -71,17 +65,17 @@ for step in range(first + 1, args.steps + 1):
         rate = args.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    batch = stream.indices((step - 1) * args.batch_size, args.batch_size)
-    loss = 0.0
-    for start in range(0, args.batch_size, micro):
-        part = losses(text.train, batch[start : start + micro]).sum() / (args.batch_size * context)
+    batch, loss = stream.indices((step - 1) * size, size), 0.0
+    for start in range(0, size, args.microbatch or size):
+        part = losses(text.train, batch[start : start + (args.microbatch or size)])
+        part = part.sum() / (size * context)
         part.backward()
         loss += part.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     report(step, **{"train/loss": loss})
-    if args.resume and step % args.save_every == 0:
+    if args.resume and step % 10 == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, args.resume + ".part")
         os.replace(args.resume + ".part", args.resume)
@@ -91,5 +85,5 @@ with torch.no_grad():
     parts = torch.arange(count).split(128)
     total = sum(losses(text.valid, part.numpy()).double().sum().item() for part in parts)
     rest = torch.from_numpy(text.valid[count * context :].astype("int64"))
-    total += cross_entropy(model(rest[None, :-1])[0], rest[1:], reduction="sum").double().item()
+    total += cross_entropy(model(rest[None, :-1])[0], rest[1:], reduction="sum").item()
 report(args.steps, **{"valid/loss": total / (len(text.valid) - 1)})
