@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
-from sweep.errors import SweepError, user_code
+from sweep.errors import user_code
 from sweep.models import build_without_weights, outer_weights
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import LanguageWorkload, Pretrain
@@ -22,8 +22,6 @@ _BUILT_IN = {"pretrain": Pretrain, "grpo": Grpo}
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
     name = config.science.workload
-    if config.science.command is not None:
-        raise SweepError("a command has no steps that can be measured or forecast.")
     build: Any = _BUILT_IN.get(name) or load_object(name)
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
