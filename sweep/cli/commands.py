@@ -210,7 +210,7 @@ def plan(
 @click.command(cls=SettingsCommand)
 @common_options("Folder of the sweep; by default results/EXPERIMENT.")
 def check(experiment: str | None, out: Path | None, json: bool, **settings: Any) -> None:
-    """Check a --command by short trainings: the same losses again, in two parts, after a kill?
+    """Check a --command: the same losses again, with half the microbatch, after a kill?
 
     Takes the options of `sweep run`. The report of a sweep in the same folder shows the results.
     """
