@@ -94,9 +94,9 @@ def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> st
 
 def _most_time(plan: Plan) -> str:
     """Write the time of the most trials of `--seeds auto`, and its limit."""
-    seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
+    seconds = {row.cell: row.forecast_seconds for row in plan.trials}
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    times = [count * (seconds[size] or 0.0) for size, count in counts.items()]
+    times = [count * (seconds[cell] or 0.0) for cell, count in counts.items()]
     text = "unknown time" if None in seconds.values() else format_seconds(sum(times))
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 

@@ -4,17 +4,17 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import Declared, Experiment, load_experiment
+from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
 from sweep.config.objects import describe_objects, identify_code, object_name, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError, WorkerDied, printable
+from sweep.errors import SweepError, WorkerDied, printable, user_code
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -25,6 +25,7 @@ from sweep.plan.plan import (
     tokens_at_once,
     typed_command,
 )
+from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
@@ -155,13 +156,13 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
                 inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
-    ids, tuning = {row.id for row in new.known_trials}, {row.batch_size for row in waiting}
+    ids, tuning = {row.id for row in new.known_trials}, {row.cell for row in waiting}
     if experiment.seeds == "auto":
-        tuning |= {*experiment.batches}
+        tuning |= {*experiment.cells}
     requested = tuple(
         str(row.id)
         for row in plan.known_trials  # with all rates that tuning has tried so far
-        if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
+        if row.id in ids or (row.stage == "tune" and row.cell in tuning)
     )
     return Planned(plan, requested, request)
 
@@ -190,6 +191,10 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     samples, is_deepspeed = experiment.traits.samples, chosen.strategy == "deepspeed"
+    optimizers = {*experiment.optimizer_names}
+    if chosen.zero and not optimizers <= {"adamw", "sgd"}:
+        names = " and ".join(experiment.optimizer_names)
+        raise SweepError(f"zero shards the optimizers adamw and sgd, got {names}. Leave it out.")
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
     if devices == 1 and (chosen.zero or is_deepspeed):
@@ -203,7 +208,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
             f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
         )
     if is_deepspeed:
-        is_supported = experiment.optimizer.name == "adamw" and not experiment.schedule.average
+        is_supported = optimizers == {"adamw"} and not experiment.schedule.average
         if not (chosen.zero and is_supported and experiment.precision != "bf16-pure"):
             raise SweepError(
                 "strategy deepspeed needs zero 1, 2 or 3, the optimizer adamw, a precision other "
@@ -267,24 +272,39 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
     """Build the workload and its model once in a child process; return what was built."""
     config = plan.located(folder).trial_config(plan.trials[0])
-    return plan.model.model_copy(update=run_job(inspect_trial, config))
+    optimizers = [plan.settings.optimizer.of(name) for name in plan.settings.optimizer_names]
+    return plan.model.model_copy(update=run_job(inspect_trial, config, optimizers))
 
 
-def inspect_trial(config: TrialConfig) -> dict[str, Any]:
-    """Check that a trial's workload can be built; count its parameters, and FLOPs per token."""
+def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) -> dict[str, Any]:
+    """Check that a trial's workload, optimizers and schedule can be built and called.
+
+    Return the numbers of parameters, and FLOPs per token.
+    """
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
     from sweep.training.device import is_out_of_memory
+    from sweep.training.parallel import Parallel
     from sweep.workloads import inspect_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
     try:
-        counted = inspect_workload(config, text)
+        counted, model = inspect_workload(config, text)
     except SweepError as error:
         if not is_out_of_memory(error):  # the trials may have more
             raise
         return {}
+    for settings in optimizers:
+        trial = Parallel()
+        trial.model = model
+        trial.build_optimizer(settings, learning_rate=1e-3)
+        if ":" in settings.name and trial.optimizer:
+            with user_code(f"optimizer {settings.name!r} must take a step"):
+                trial.optimizer.step()
+            trial.states()
+    for step in milestone_steps(config.steps, 100):
+        learning_rate_at(step, 1.0, config.steps, config.warmup_steps, config.science.schedule)
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":
         ignored = (Exception,) if config.science.code else ()  # tensors have no values
         with contextlib.suppress(*ignored):

@@ -45,8 +45,10 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     return workload
 
 
-def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[str, Any]:
-    """Build a trial's workload and model; return facts by the names of `PlannedModel`.
+def inspect_workload(
+    config: TrialConfig, text: TokenizedText | None
+) -> tuple[dict[str, Any], nn.Module]:
+    """Build a trial's workload; return facts by the names of `PlannedModel`, and the model.
 
     The user's code also computes a loss, and its FLOPs are counted.
     """
@@ -68,7 +70,7 @@ def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[st
     facts["embedding_parameters"] = sum(weight.numel() for weight in outer_weights(model))
     if not all(weight.requires_grad for weight in weights):
         facts["trained_parameters"] = sum(w.numel() for w in weights if w.requires_grad)
-    return facts
+    return facts, model
 
 
 def count_flops(workload: Workload, model: nn.Module) -> float:
