@@ -4,7 +4,7 @@ The intervals come from `sweep.plan.decision`, which also decides what `--seeds 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -119,9 +119,11 @@ def build_answer(
     scope: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
-    by_size = {size: reports[reports["batch_size"] == size] for size in sizes}
-    rows = [_describe_size(i, by_size[size], made, objective) for i, size in enumerate(sizes)]
-    recommended, basis = _recommend(rows, by_size, made, objective)
+    rows = [
+        _describe_size(index, reports[reports["batch_size"] == size], made, objective)
+        for index, size in enumerate(sizes)
+    ]
+    recommended, basis = _recommend(rows, made, objective)
     verdicts = {row.tolerance_verdict for row in rows}
     return Answer(
         policy=policy,
@@ -147,10 +149,8 @@ def _describe_size(
     index: int, trials: pd.DataFrame, made: Decision, objective: Objective
 ) -> BatchSizeAnswer:
     mean, low, high = (float(ends[index]) for ends in (made.mean, made.gap_low, made.gap_high))
-    within, outside = (
-        made.is_within(objective.margin)[index],
-        made.is_outside(objective.margin)[index],
-    )
+    is_within = made.is_within(objective.margin)[index]
+    is_outside = made.is_outside(objective.margin)[index]
     interval = regret = regret_interval = None
     if made.rates is not None and math.isfinite(made.rates.regret_high[index]):
         bounds = {name: float(values[index]) for name, values in vars(made.rates).items()}
@@ -158,7 +158,7 @@ def _describe_size(
         regret = objective.gap(bounds["regret"])
         regret_interval = objective.gap(bounds["regret_low"]), objective.gap(bounds["regret_high"])
     complete = trials[np.isfinite(trials["value"])]
-    microbatch = trials["microbatch_size"].min()
+    times, microbatch = complete["seconds_training"], trials["microbatch_size"].min()
     return BatchSizeAnswer(
         batch_size=int(trials["batch_size"].iloc[0]),
         mean=objective.value(mean) if math.isfinite(mean) else None,
@@ -166,13 +166,13 @@ def _describe_size(
         gap=_gap(objective, _lead(made, index)),
         gap_to_best=(_gap(objective, low), _gap(objective, high)),
         may_be_best=bool(made.may_be_best[index]),
-        tolerance_verdict=WITHIN if within else OUTSIDE if outside else UNDECIDED,
+        tolerance_verdict=WITHIN if is_within else OUTSIDE if is_outside else UNDECIDED,
         learning_rate=float(trials["learning_rate"].iloc[0]),
         learning_rate_interval=interval,
         estimated_regret=regret,
         regret_interval=regret_interval,
         microbatch_size=None if math.isnan(microbatch) else int(microbatch),
-        seconds=typical_time(_times(complete)),
+        seconds=typical_time(times[times > 0]),
     )
 
 
@@ -181,10 +181,6 @@ def _lead(made: Decision, index: int) -> float:
     estimates = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
     least = float(np.delete(estimates, index).min())
     return float(estimates[index]) - least if math.isfinite(least) else math.nan
-
-
-def _times(trials: pd.DataFrame) -> pd.Series:
-    return trials["seconds_training"][trials["seconds_training"] > 0]
 
 
 def typical_time(times: pd.Series) -> float | None:
@@ -198,10 +194,7 @@ def _gap(objective: Objective, difference: float) -> float | None:
 
 
 def _recommend(
-    rows: Sequence[BatchSizeAnswer],
-    by_size: Mapping[int, pd.DataFrame],
-    made: Decision,
-    objective: Objective,
+    rows: Sequence[BatchSizeAnswer], made: Decision, objective: Objective
 ) -> tuple[int, str]:
     """Return the recommended batch size, and why it is this one."""
     close = f"within {objective.write(objective.tolerance)} of the best"
@@ -220,17 +213,11 @@ def _recommend(
         if [row.batch_size for row in rows if row.may_be_best] == eligible:
             return eligible[0], BEST
         return eligible[0], f"the only one that is known to be {close}"
-    seconds = {row.batch_size: row.seconds for row in rows}
-    for size in eligible:
-        times = _times(by_size[size])
-        if len(times) < 2:
-            return eligible[-1], f"the largest of those {close}; their times were not measured"
-        if seconds[size] is None:
-            spread = times.max() / times.min()
-            why = f"equal trials at batch size {size} differ by a factor of {spread:.1f}"
-            return eligible[-1], f"the largest of those {close}; times are not known, because {why}"
-    fastest = min(eligible, key=lambda size: seconds[size] or math.inf)
-    return fastest, f"the fastest of those {close}"
+    seconds = {row.batch_size: row.seconds for row in rows if row.seconds is not None}
+    if unknown := [size for size in eligible if size not in seconds]:
+        why = f"times at batch size {join(unknown)} were not measured or differ too much"
+        return eligible[-1], f"the largest of those {close}; {why}"
+    return min(eligible, key=seconds.__getitem__), f"the fastest of those {close}"
 
 
 def _pairs(sizes: Sequence[int], made: Decision, objective: Objective) -> list[Pair]:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
 
+from sweep.analysis.answer import typical_time
 from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, report_trials
 from sweep.errors import SweepError
 from sweep.plan.curves import Floats
@@ -171,9 +172,12 @@ def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[f
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
     The number is the most that every trial reached. The schedule knows no horizon, so a shorter
-    trial would have had the same loss.
+    trial would have had the same loss. Batch sizes whose seconds are not known are left out.
     """
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
+    if measure == "seconds":
+        times = trials.groupby("batch_size")["seconds"].agg(typical_time).dropna()
+        trials = trials[trials["batch_size"].isin(times.index)]
     trials = trials.assign(per_token=trials[measure] / trials["tokens"]).dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())
     trials["loss"] = np.nan  # no loss is known before the first evaluation
@@ -206,9 +210,8 @@ def fit_steps(
         )
     data, seeds = (sizes, logs, bounds), len(logs)
     point, spread = _fit_with_spread(data)
-    draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, RESAMPLES)
-    if seeds == 1:
-        draws = draws[:0]
+    resamples = RESAMPLES if seeds > 1 else 0
+    draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, resamples)
     weights, counts = np.unique(draws, axis=0, return_counts=True)
     fits = [_fit(data, spread, point, row)[0] for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
@@ -346,5 +349,4 @@ def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
         for half, part in lines.groupby(pd.cut(lines["tokens"], 2, labels=False)):
             if len(part) >= LEAST_RECORDS:
                 scale = noise_scale(part["trace"].to_list(), part["square"].to_list())
-                place = {"is_late": half == 1, "tokens": part["tokens"].mean(), "scale": scale}
-                yield dict(zip(CELL, cell, strict=True)) | place
+                yield {**dict(zip(CELL, cell, strict=True)), "is_late": half == 1, "scale": scale}

@@ -5,7 +5,7 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 
 import math
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,6 +214,13 @@ def short(number: float) -> str:
     scientific = f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e+")
     is_shorter = 0 < abs(number) < 0.01 and float(scientific) == number
     return scientific if is_shorter else text
+
+
+def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
+    """Write the least and the greatest finite number, once if they read the same."""
+    numbers = sorted(value for value in values if value is not None and math.isfinite(value))
+    ends = [format(number, form) for number in (*numbers[:1], *numbers[-1:])]
+    return " to ".join(dict.fromkeys(ends)) or "–"
 
 
 def policy_labels(trials: pd.DataFrame) -> list[str]:

@@ -27,8 +27,10 @@ from sweep.analysis.frames import (
     TRIAL_COLUMNS,
     SweepTables,
     find_gains,
+    format_range,
     load_tables,
     mean_of,
+    policy_labels,
     refuse_large,
     report_trials,
     to_numbers,
@@ -78,12 +80,11 @@ class Sweep(SweepTables):
     @cached_property
     def policies(self) -> tuple[PolicyResult, ...]:
         """Checks and answer of each policy, in the plan's order."""
-        settings, plan = self.plan.settings, self.plan
+        settings = self.plan.settings
         steps = None if settings.target is None else steps_to_target(self)
-        tuning_command, objective = answering_command(plan) or "", settings.objective
-        trials = with_objective(self.trials, objective, objective.sign)
-        results = judge_trials(trials, objective, steps, tuning_command)
-        return tuple(self._with_scope(result) for result in results)
+        trials = with_objective(self.trials, settings.objective, settings.objective.sign)
+        results = judge_trials(trials, settings.objective, steps, self.plan)
+        return tuple(self._with_next_step(result) for result in results)
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
@@ -118,15 +119,11 @@ class Sweep(SweepTables):
             lines += _describe_curve(result.curve)
         return lines
 
-    def _with_scope(self, result: PolicyResult) -> PolicyResult:
-        if self.plan.settings.traits.tokens == "examples":
-            result = replace(result, checks=[about_examples(check) for check in result.checks])
+    def _with_next_step(self, result: PolicyResult) -> PolicyResult:
         if result.answer is None:
             return result
         settle, seconds = _settle(self, result)
-        scope = scope_of(self.trials, result.label, self.plan)
-        answer = replace(result.answer, scope=scope, settle=settle, settle_seconds=seconds)
-        return replace(result, answer=answer)
+        return replace(result, answer=replace(result.answer, settle=settle, settle_seconds=seconds))
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -194,19 +191,25 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
         else:
             texts = [value if name == "seed" else str(value) for value in values]
             converted[name] = pd.Series(texts, dtype=object).where(is_given, None)
-    sizes, rates = converted["batch_size"], converted["learning_rate"]
-    settings = converted["execution"].map(read_execution)
+    table = pd.DataFrame(converted).assign(label=policy_labels)
+    sizes, rates, is_tuning = table["batch_size"], table["learning_rate"], table["stage"] == "tune"
+    keys = ["stage", "label", "batch_size"]
+    rate_counts = table.groupby(keys)["learning_rate"].transform("nunique")
     is_allowed |= {
         "stage must be report or tune": trials["stage"].isin(["report", "tune"]),
         f"state must be one of {', '.join(State)}": trials["state"].isin([*State, np.nan]),
         "policy must be a name": trials["policy"].notna(),
-        "has_looks must be True, False or empty": converted["has_looks"].isin(
-            ["True", "False", None]
-        ),
+        "has_looks must be True, False or empty": table["has_looks"].isin(["True", "False", None]),
         "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
         "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
-        "tokens_to_target must be positive or empty": ~(converted["tokens_to_target"] <= 0),
-        "execution must be a JSON object or empty": settings.notna(),
+        "tokens_to_target must be positive or empty": ~(table["tokens_to_target"] <= 0),
+        "execution must be a JSON object or empty": table["execution"].map(read_execution).notna(),
+        "learning_rate must be equal in reporting trials of one policy and batch size": (
+            is_tuning | (rate_counts <= 1)
+        ),
+        "seed must differ between reporting trials of one policy and batch size": (
+            is_tuning | ~table.duplicated([*keys, "seed"])
+        ),
     }
     for rule, is_met in is_allowed.items():
         if not is_met.all():
@@ -214,22 +217,7 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
             raise SweepError(f"{rule}, got {value} in row {int((~is_met).to_numpy().argmax())}.")
     if sizes.nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
-    trials = pd.DataFrame(converted).astype({"batch_size": "int64"})
-    reports = report_trials(trials)
-    if (twice := reports.duplicated(["label", "batch_size", "seed"])).any():
-        row = reports[twice].iloc[0]
-        raise SweepError(
-            "trials must have one reporting trial of each policy, batch size and seed, got several "
-            f"of {row['label']}, {row['batch_size']}, seed {row['seed']}. Give other rates the "
-            "stage tune, and number the seeds."
-        )
-    cells = reports.groupby(["label", "batch_size"])["learning_rate"].nunique()
-    if len(several := cells[cells > 1]):
-        raise SweepError(
-            f"The reporting trials of a policy must have one learning_rate at each batch size, got "
-            f"{several.iloc[0]} at batch size {several.index[0][1]}."
-        )
-    return trials
+    return table.drop(columns="label").astype({"batch_size": "int64"})
 
 
 def answer_of(
@@ -259,10 +247,11 @@ def judge_trials(
     trials: pd.DataFrame,
     objective: Objective = LOSS,
     steps: pd.DataFrame | None = None,
-    tuning_command: str = "",
+    plan: Plan | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
     rows, results = rows_of_trials(trials), []
+    tuning_command = (answering_command(plan) if plan else None) or ""
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
         checks = check_rows(table, tuning_command)
@@ -272,6 +261,8 @@ def judge_trials(
         elif own["has_target"].any():
             missing, evidence = ("metrics.jsonl",), "Not checked: the curves are missing."
             checks += [build_check(c, evidence, missing_columns=missing) for c in CURVE_CHECKS]
+        if plan and plan.settings.traits.tokens == "examples":
+            checks = [about_examples(check) for check in checks]
         has_ended = (own["state"].isin(["COMPLETE", "PRUNED"])) | own["has_diverged"]
         reports = own[(own["stage"] == "report") & has_ended]
         loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
@@ -287,7 +278,7 @@ def judge_trials(
                 f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
                 for check in result.blocking
             ]
-            scope = scope_of(trials, str(label))
+            scope = scope_of(trials, str(label), plan)
             made = build_answer(str(label), reports, *decided, objective, reasons, scope)
             result = replace(result, decision=decided[1], answer=made)
         results.append(result)
@@ -416,15 +407,11 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
     if set(reports["policy"]) == {"tuned"} and len(tuned):
-        text = f"{' and '.join(names)} tuned by {_range(tuned.groupby('batch_size').size())} trials"
+        counts = format_range(tuned.groupby("batch_size").size())
+        text = f"{' and '.join(names)} tuned by {counts} trials"
         budget = plan.settings.tuning.budget if plan else None
         parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
-    seeds = _range(reports.groupby("batch_size")["seed"].nunique())
+    seeds = format_range(reports.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"
-
-
-def _range(counts: pd.Series) -> str:
-    """Write `9 to 26`, or `9` if all counts are equal."""
-    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))

@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -71,25 +70,10 @@ def echo(text: str, err: bool = False, nl: bool = True) -> None:
 
 
 def print_document(document: dict[str, Any] | None, as_json: bool = True) -> None:
-    echo(
-        json.dumps(document, indent=1)
-        if as_json or document is None
-        else "\n".join(_lines_of(document))
-    )
+    """Print a document as JSON or, for people, as YAML."""
+    if as_json:
+        echo(json.dumps(document, indent=1))
+        return
+    import yaml
 
-
-def _lines_of(mapping: dict[str, Any], indent: str = "") -> Iterator[str]:
-    for key, value in mapping.items():
-        if isinstance(value, list) and not any(isinstance(item, str | dict) for item in value):
-            value = ", ".join(map(str, value)) or "none"
-        if not isinstance(value, list | dict):
-            yield f"{indent}{key}: {value}"
-            continue
-        yield f"{indent}{key}:"
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict):
-                yield from _lines_of(item, f"{indent}  ")
-                if isinstance(value, list):
-                    yield ""
-            else:
-                yield f"{indent}  {item}"
+    echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=1000), nl=False)

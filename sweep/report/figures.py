@@ -14,9 +14,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
 from sweep.analysis.checks import supports_fit
-from sweep.analysis.critical_batch_size import noise_scales
 from sweep.analysis.frames import report_trials
-from sweep.analysis.results import PolicyResult, Sweep, leading
+from sweep.analysis.results import PolicyResult, Sweep
 from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
 
@@ -28,9 +27,6 @@ GREEN = "#009E73"
 VERDICTS = {WITHIN: (GREEN, "D"), UNDECIDED: (GREY, "s"), OUTSIDE: ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 BOTTOM_EDGE = 0.03  # height of the marks of pruned trials
-TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
-PART_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
-TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
@@ -43,9 +39,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
         "steps": plot_steps(policies),
         "rates": plot_rates(policies),
         "curves": plot_curves(sweep, cells),
-        "time": plot_time(cells),
         "throughput": plot_throughput(sweep, cells),
-        "noise": plot_noise(sweep, policies),
     }
     for axis in (axis for figure in figures.values() if figure for axis in figure.axes):
         if not np.isfinite(axis.dataLim.get_points()).all():
@@ -146,27 +140,6 @@ def _plot_by_batch(
     _set_batch_axis(axis, cells["batch_size"])
 
 
-def plot_time(cells: pd.DataFrame) -> Figure:
-    """Plot the mean time of a trial by part, with a bar for each batch size and policy."""
-    figure, (axis,) = new_figure()
-    rows = cells[cells["complete"] > 0].sort_values(["batch_size", "order"], ignore_index=True)
-    total, labels = rows["seconds_total"], rows["batch_size"].astype(str)
-    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), (1, "seconds"))
-    if rows["label"].nunique() > 1:
-        labels += "\n" + rows["label"]
-    seconds = rows.reindex(columns=[f"seconds_{part}" for part in TIME_PARTS]).fillna(0.0)
-    seconds["seconds_other"] = (total - seconds.sum(axis=1)).clip(lower=0)
-    tops = seconds.cumsum(axis=1) / unit
-    for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
-        if seconds[f"seconds_{part}"].sum() > 0.001 * total.sum():
-            heights = seconds[f"seconds_{part}"] / unit
-            style: dict[str, Any] = {"color": color, "edgecolor": "white", "label": part}
-            axis.bar(rows.index, heights, bottom=tops[f"seconds_{part}"] - heights, **style)
-    axis.set_xticks(rows.index, labels, rotation=90 if labels.str.len().sum() > 100 else 0)
-    axis.set(xlabel="batch size", ylabel=f"time of one trial [{name}]")
-    return with_legend(figure)
-
-
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot training loss (or mean reward) and validation loss against tokens.
 
@@ -235,29 +208,6 @@ def plot_rates(policies: Policies) -> Figure | None:
     if has_target:
         axis.yaxis.set_major_formatter(lambda value, _: format_count(value))
     axis.set(xlabel="peak learning rate", ylabel=f"{measure}, tuning seed")
-    return with_legend(figure)
-
-
-def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
-    """Plot the gradient noise scale of each half of training with its interval, if resolved."""
-    scales = list(noise_scales(sweep))
-    resolved = [row for row in scales if row["scale"].value is not None]
-    labels = {row["label"] for row in resolved}
-    result = leading([policy for policy in policies if policy.label in labels])
-    if result is None:
-        return None
-    figure, (axis,) = new_figure()
-    colors = batch_colors(row["batch_size"] for row in scales)
-    for row in resolved:
-        if row["label"] == result.label:
-            batch, value = row["batch_size"], row["scale"].value
-            offset = 1 + 0.01 * list(colors).index(batch)  # intervals do not hide each other
-            tokens = row["tokens"] * offset
-            axis.plot([tokens] * 2, value[1:], linewidth=2, color=colors[batch])
-            axis.plot(tokens, value.value, "o", color=colors[batch], label=f"batch {batch}")
-    _set_log_scale(axis, "y")
-    _set_token_axis(axis, sweep)
-    axis.set_ylabel(f"gradient noise scale [{sweep.plan.settings.traits.sequences}], 95 %")
     return with_legend(figure)
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,7 +22,7 @@ from sweep.analysis import frames
 from sweep.analysis.answer import Answer, BatchSizeAnswer, typical_time
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
-from sweep.analysis.frames import short
+from sweep.analysis.frames import format_range, short
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.config.experiment import FINAL_PROMPTS
@@ -73,14 +73,14 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         failures=trials[trials["message"].notna()].to_dict("records"),
         gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
         final_prompts=FINAL_PROMPTS,
-        noise=[row for row in noise_scales(sweep) if row["is_late"]],
+        noise=list(noise_scales(sweep)),
         other_curves=sweep.other_curves if curves else (),
         check_curve=check_curve,
         supports_crossings=supports_crossings,
         supports_fit=supports_fit,
         steps=[row for curve in curves.values() for row in _steps(curve)],
         equal_losses=[
-            (measure, label, *losses_at(sweep, _comparable(curve.trials, measure), measure))
+            (measure, label, *losses_at(sweep, curve.trials, measure))
             for measure in ("tokens", "steps", "seconds")
             for label, curve in curves.items()
         ],
@@ -100,13 +100,10 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
     result = sweep.leading
     if result is None or not result.rates:
         return {"rates": (), "exponent": None, "rules": ()}
-    complete = frames.report_trials(sweep.trials[sweep.trials["state"] == "COMPLETE"])
-    own = complete[complete["label"] == result.label]
-    column = "final_valid_loss" if sweep.plan.settings.target is None else "tokens_to_target"
-    values = own[column].astype(float)
-    values = values if sweep.plan.settings.target is None else values.map(math.log)
-    spreads = values.groupby(own["batch_size"]).std().dropna()
-    sigma = {int(size): float(spreads[size]) for size in spreads.index}
+    sigma: dict[int, float] = {}
+    if result.answer and result.decision:
+        sizes = [row.batch_size for row in result.answer.batch_sizes]
+        sigma = dict(zip(sizes, np.sqrt(result.decision.variance).tolist(), strict=True))
     costs = rule_costs(sweep.plan, result.rates, sigma)
     return {
         "rates": result.rates,
@@ -134,12 +131,6 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
     table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
     return table.reset_index().to_dict("records")
-
-
-def _comparable(trials: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Return the trials of batch sizes whose seconds are known, if these are the measure."""
-    times = trials.groupby("batch_size")["seconds"].agg(typical_time).dropna()
-    return trials if measure != "seconds" else trials[trials["batch_size"].isin(times.index)]
 
 
 def render(template: str, **context: Any) -> str:
@@ -214,13 +205,6 @@ def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
         return f"{form(mean)} ± {form(sd)}" if has_spread else form(mean)
 
     return write
-
-
-def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
-    """Write the least and the greatest number, once if they read the same."""
-    numbers = sorted(value for value in values if not _is_missing(value))
-    ends = [format(number, form) for number in (*numbers[:1], *numbers[-1:])]
-    return " to ".join(dict.fromkeys(ends)) or MISSING
 
 
 def write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:

@@ -53,16 +53,13 @@ def test_the_fastest_within_the_tolerance_is_recommended():
     assert "Batch size 8 is worse than the best by at least 0.4" in text
 
 
-@pytest.mark.parametrize(
-    ("times", "reason"),
-    [([10.0, 10.1, 20.0, 10.0, 10.0], "times are not known"), ([np.nan] * 5, "not measured")],
-)
-def test_without_reliable_times_the_largest_within_the_tolerance_is_recommended(times, reason):
+@pytest.mark.parametrize("times", [[10.0, 10.1, 20.0, 10.0, 10.0], [np.nan] * 5])
+def test_without_reliable_times_the_largest_within_the_tolerance_is_recommended(times):
     trials = table(CLOSE, noise=1e-4, seconds={2: 1.0, 4: 20.0})
     is_it = (trials["batch_size"] == 2) & (trials["stage"] == "report")
     trials.loc[is_it, "seconds_training"] = times
     answer = sweep.answer(trials)
-    assert answer.recommended == 4 and reason in answer.basis
+    assert answer.recommended == 4 and "times at batch size 2 were not" in answer.basis
 
 
 def test_while_none_is_within_the_least_worst_case_is_recommended_provisionally():
@@ -130,8 +127,11 @@ def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written)
         (lambda t: t.assign(batch_size=t["batch_size"] / 4), "whole number, got 0.5 in row 0"),
         (lambda t: t.assign(learning_rate=0.0), "learning_rate must be a positive number"),
         (lambda t: t.assign(final_valid_loss="low"), "must be a number or empty, got low"),
-        (lambda t: pd.concat([t, t]), "several of tuned, 2, seed 0"),
-        (lambda t: t.assign(learning_rate=[*np.linspace(1, 2, len(t))]), "one learning_rate"),
+        (lambda t: pd.concat([t, t]), "seed must differ .*, got 0 in row"),
+        (
+            lambda t: t.assign(learning_rate=[*np.linspace(1, 2, len(t))]),
+            "learning_rate must be equal",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_read_as_a_whole_is_refused(change, says):

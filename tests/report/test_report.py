@@ -25,7 +25,7 @@ HEADINGS = (
     *("What the answer rests on", "Results", "What this sweep cannot show"),
     "How to repeat it",
 )
-FIGURES = {"answer", "loss", "curves", "time", "throughput"}
+FIGURES = {"answer", "loss", "curves", "throughput"}
 
 
 def section(text, heading):
@@ -167,7 +167,7 @@ def test_a_sweep_to_a_target_reports_steps_to_it(tmp_path, target, reached):
     assert headings == ["tokens", "steps", "seconds"] and "nan" not in text
     figures = {figure.stem for figure in (path / "figures").iterdir()}
     figures -= {"answer", "rates"}  # no batch size or no tuning trial may have reached it
-    assert figures == {"curves", "time", "throughput", "steps"}
+    assert figures == {"curves", "throughput", "steps"}
 
 
 def test_a_sweep_without_text_reports_no_unit(tmp_path):
@@ -231,7 +231,7 @@ def test_the_page_is_well_formed_and_holds_its_figures(plain):
     assert len(list(root.iter("td"))) > 100
 
 
-def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned):
+def test_the_noise_scale_is_given_for_each_half_of_training(tuned):
     rows = [row for row in noise_scales(load_sweep(tuned)) if row["label"] == "tuned"]
     scales = {row["batch_size"]: row["scale"] for row in rows if row["is_late"]}
     assert set(scales) == {4, 16, 64} and scales[4].value is None  # not resolved
@@ -239,8 +239,9 @@ def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned):
     earlier = {row["batch_size"]: row["scale"] for row in rows if not row["is_late"]}
     assert earlier.keys() == scales.keys() and earlier[16].value.low > NOISE_SCALE
     text = (tuned / "report.md").read_text()
-    assert "24 [24, 24]" in text and text.count("| unresolved |") == 2
-    assert (tuned / "figures/noise.png").exists()
+    noise = tables(section(text, "Gradient noise scale"))[0]
+    assert [row["half of training"] for row in noise] == ["first", "second"] * 6
+    assert "24 [24, 24]" in text and text.count("| unresolved |") == 4
 
 
 def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, plain_text):
