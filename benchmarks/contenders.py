@@ -26,7 +26,7 @@ from sweep.plan.steps import learning_rate_at
 from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores
-from sweep.training.step import StepOutput, TrainingStep
+from sweep.training.step import TrainingStep
 from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.workloads import build_workload
 
@@ -90,11 +90,11 @@ def run_sweep(config: TrialConfig) -> None:
     class RecordingStep(TrainingStep):
         """Record the losses of the first steps."""
 
-        def __call__(self, *arguments: Any) -> StepOutput:
-            output = super().__call__(*arguments)
+        def __call__(self, *arguments: Any) -> torch.Tensor:
+            loss = super().__call__(*arguments)
             if len(losses) < WARM_UP:
-                losses.append(output.loss.item())
-            return output
+                losses.append(loss.item())
+            return loss
 
     with tempfile.TemporaryDirectory() as name:
         folder = TrialFolder(Path(name) / "benchmark")

@@ -70,8 +70,8 @@ def profile(config: TrialConfig, count: int = 20) -> str:
         steps.take(t)
     with torch.profiler.profile() as profiler:
         for t in range(11, 11 + count):
-            output = steps.take(t)
-        output.loss.item()  # waits for the device
+            loss = steps.take(t)
+        loss.item()  # waits for the device
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     mode = "compiled" if config.execution.compile else "eager"
     title = f"batch size {config.science.batch_size}, {count} steps, {mode}"
@@ -92,8 +92,8 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
 
     def take(count: int, first: int) -> None:
         for t in range(first, first + count):
-            output = steps.take(t)
-        output.loss.item()  # waits for the device
+            loss = steps.take(t)
+        loss.item()  # waits for the device
 
     take(20, 1)
     start, done, slice_steps = time.perf_counter(), 0, 20

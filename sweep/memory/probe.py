@@ -190,7 +190,7 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
         memory.take_peak()
         start = time.perf_counter()
         batch = step.workload.random_batch(config.science.batch_size)
-        loss = step(batch, 1e-6).loss.item()
+        loss = step(batch, 1e-6).item()
         del batch
         end_phase("update")
         rests.append(memory.allocated_bytes())

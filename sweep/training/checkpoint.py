@@ -42,13 +42,10 @@ class Progress:
     first_loss: float | None = None  # loss of the first batch before any update
     best_valid_loss: float | None = None  # least of the milestone evaluations
     clipped_steps: float = 0.0
-    # Sums over the steps since the last log point.
     log_step: int = 0
     logged_at: float = 0.0  # time of the last line of metrics.jsonl
-    loss_sum: float = 0.0
-    norm_sum: float = 0.0
-    clipped_sum: float = 0.0
-    watched: dict[str, list[float]] = field(default_factory=dict)  # a workload's: sum, count
+    # Sum and count of each metric since the last log point.
+    watched: dict[str, list[float]] = field(default_factory=dict)
     points_above_start: int = 0
     recent_losses: list[float] = field(default_factory=list)  # recent evaluations, for a target
     noise_squares: list[float] = field(default_factory=list)  # Ĝ² of the noise measurements

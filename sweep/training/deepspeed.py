@@ -15,15 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.parallel import DataParallel, FunctionModule, Parallel, build_optimizer
+from sweep.training.parallel import FunctionModule, Parallel, build_optimizer
 from sweep.workloads import ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
 
-class DeepSpeedZero(DataParallel):
+class DeepSpeedZero(Parallel):
     shows_gradients = False
-    prepare_model = Parallel.prepare_model
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
         os.environ.setdefault("DS_ACCELERATOR", next(self.model.parameters()).device.type)

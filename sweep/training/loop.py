@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
@@ -12,23 +13,20 @@ from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import flop_utilization, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import NoiseProbe
 from sweep.training.process import ShouldStop
-from sweep.training.step import StepOutput, TrainingStep
+from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.workloads import ranks
 
 
 class Steps:
-    """Takes the steps of a trial, and sums their outputs on the device, so that no step waits."""
+    """Takes the steps of a trial, and reads their metrics from the workload's meter."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         self.config, self.step, self.progress = config, step, progress
-        sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
-        dtype = torch.float32 if step.device.type == "mps" else torch.float64
-        self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
         step.workload.meter.restore(progress.watched)
 
-    def take(self, t: int) -> StepOutput:
-        """Take step t = 1 … S, with this device's part of the batch."""
+    def take(self, t: int) -> Tensor:
+        """Take step t = 1 … S, with this device's part of the batch; return the loss."""
         config = self.config
         science = config.science
         count = science.batch_size // ranks.count()
@@ -37,14 +35,11 @@ class Steps:
         self._learning_rate = learning_rate_at(
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
         )
-        output = self.step(batch, self._learning_rate)
-        self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
-        return output
+        return self.step(batch, self._learning_rate)
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
         progress = self.progress
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = self.step.workload.meter.state()
         self._peak_bytes = max(ranks.all_gather(peak_memory_bytes(self.step.device)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
@@ -56,9 +51,6 @@ class Steps:
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds
         line = {
-            "train/loss": progress.loss_sum / steps,
-            "train/grad_norm": progress.norm_sum / steps,
-            "train/clipped": progress.clipped_sum / steps,
             **{name: total / count for name, (total, count) in progress.watched.items() if count},
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
@@ -72,11 +64,9 @@ class Steps:
         elif self.step.parallel.shows_gradients:  # no statistics
             line["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
         self.step.workload.meter.clear()
-        progress.clipped_steps += progress.clipped_sum
+        progress.clipped_steps += progress.watched["train/clipped"][0]
         progress.log_step = progress.step
         progress.log_seconds = progress.seconds_training
-        progress.loss_sum = progress.norm_sum = progress.clipped_sum = 0.0
-        self._sums.zero_()
         return line
 
 
@@ -120,10 +110,10 @@ def train(
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
-        output = steps.take(t)
+        loss = steps.take(t)
         progress.step = t
         if t == 1:
-            progress.first_loss = output.loss.item()
+            progress.first_loss = loss.item()
 
         if t in train_points or t in valid_points or t in noise.steps:
             steps.store()  # waits for the device

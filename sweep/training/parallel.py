@@ -34,11 +34,14 @@ BUILT_IN: dict[str, type[torch.optim.Optimizer]] = {
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    zero = 0
     shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
+
+    def __init__(self, config: TrialConfig) -> None:
+        self._config = config
+        self.zero = config.execution.zero if ranks.is_distributed() else 0
 
     def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         self.model = model.to(device)
@@ -134,10 +137,6 @@ class FunctionModule(nn.Module):
 class DataParallel(Parallel):
     """Stages 0 and 1: full weights on each device."""
 
-    def __init__(self, config: TrialConfig) -> None:
-        self._config = config
-        self.zero = config.execution.zero
-
     def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         super().prepare_model(model, device)
         self._ddp = DistributedDataParallel(
@@ -160,12 +159,11 @@ class DataParallel(Parallel):
         return super().rest_bytes() + sum(buckets)
 
 
-class FullyShard(DataParallel):
-    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them."""
+class FullyShard(Parallel):
+    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them.
 
-    # Gradients are summed after every microbatch; keeping them would need all of them whole.
-    exchanging = Parallel.exchanging
-    rest_bytes = Parallel.rest_bytes
+    Gradients are summed after every microbatch; keeping them would need all of them whole.
+    """
 
     def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # takes half a second

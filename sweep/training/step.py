@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +17,6 @@ from sweep.workloads import build_workload, ranks
 from sweep.workloads.workload import Batch, Workload
 
 
-@dataclass(frozen=True)
-class StepOutput:
-    """Measurements of one step; float32 scalars on the device."""
-
-    loss: Tensor  # mean per token over the whole batch, before the last update
-    grad_norm: Tensor  # global, before clipping
-    is_clipped: Tensor  # 0 or 1
-
-
 class TrainingStep:
     """Forward, backward, clip and update; the gradient is the same for every microbatch size."""
 
@@ -36,13 +26,13 @@ class TrainingStep:
         """Build it on a device; a given `model` must be there, in the precision's dtype."""
         science, execution = config.science, config.execution
         self.device = device
-        self.parallel = Parallel()
+        kind = Parallel
         if ranks.is_distributed():
             assert ranks.count() == execution.devices, "a trial has a process for each device"
-            kind: type[DataParallel] = FullyShard if execution.zero >= 2 else DataParallel
+            kind = FullyShard if execution.zero >= 2 else DataParallel
             if execution.strategy == "deepspeed":
                 from sweep.training.deepspeed import DeepSpeedZero as kind
-            self.parallel = kind(config)
+        self.parallel = kind(config)
         self.workload: Workload = build_workload(config, device)
         self.model = self.workload.build_model() if model is None else model
         self.parameter_count = sum(p.numel() for p in self.model.parameters())  # before sharding
@@ -66,8 +56,12 @@ class TrainingStep:
         assert ranks.count() == 1 or not self.samples, "a workload that samples runs on one device"
         self.workload.start(self.model)
 
-    def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
-        """Take one step: update `updates_per_step` times on the same batch."""
+    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Take one step: update `updates_per_step` times on the same batch.
+
+        Return the mean loss per token before the last update, a scalar on the device. The meter
+        also gets the global norm of the gradient before clipping, and whether it was clipped.
+        """
         batch = self.rolled_out(batch)
         start = time.perf_counter()
         for _ in range(self.workload.updates_per_step):
@@ -82,7 +76,11 @@ class TrainingStep:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.workload.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
-        return StepOutput(loss, norm, (norm > self.clip).float())
+        values = torch.stack([loss, norm, (norm > self.clip).float()])
+        values = values.to(torch.float32 if values.is_mps else torch.float64)
+        for name, value in zip(("loss", "grad_norm", "clipped"), values, strict=True):
+            self.workload.meter.add(f"train/{name}", value, 1)
+        return loss
 
     def rolled_out(self, batch: Batch) -> Batch:
         return self.workload.roll_out(self.model, batch, self.microbatch_size)

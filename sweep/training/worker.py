@@ -1,12 +1,10 @@
 """One attempt of one trial, from taking the lease to result.json (docs/results.md names its keys).
 
-A trial on several devices has a process for each. A temporary folder passes the request to stop to
-them, and their outcomes back.
+A trial on several devices has a process for each, started by that of the attempt.
 """
 
 import contextlib
 import faulthandler
-import json
 import math
 import os
 import random
@@ -15,16 +13,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from dataclasses import asdict
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessException, spawn
 
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
@@ -33,6 +30,7 @@ from sweep.errors import (
     FolderInUse,
     Superseded,
     UnusableCheckpoint,
+    WorkerDied,
     describe_error,
     printable,
     without_secrets,
@@ -42,7 +40,7 @@ from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.loop import train
-from sweep.training.process import ShouldStop, oom_kills
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.trial import files, watchdog
 from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
@@ -52,7 +50,9 @@ from sweep.workloads.workload import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 2  # a failed process waits so long, in case another's death was the cause
+GRACE_SECONDS = 2  # after a failure, the other processes may report its cause
+# The failures of a process. The exceptions of others are often consequences: earlier kinds count.
+FAILURES = ("out_of_memory", "lost", "superseded", "storage", "error")
 
 
 def run_attempt(
@@ -165,72 +165,68 @@ def _seed_everything(seed: int) -> None:
 def _launch(
     config: TrialConfig, path: Path, status: TrialStatus, should_stop: ShouldStop
 ) -> Outcome:
-    """Run an attempt in several processes on this machine. The end of one process ends all."""
-    killed_before, execution = oom_kills(), config.execution
-    with tempfile.TemporaryDirectory(prefix="sweep-") as name:
-        stop, arguments = Path(name) / "stop", (path, status, name, execution)
-        processes = spawn(  # type: ignore[no-untyped-call]
-            _run_rank, arguments, execution.devices, join=False
-        )
+    """Run an attempt in several processes on this machine. The failure of one ends all."""
+    size, word, deadline = config.execution.devices, None, math.inf
+    running: dict[Future[Outcome], FreshProcess] = {}
+    ends: list[Outcome] = []  # the earliest first
+    with tempfile.TemporaryDirectory(prefix="sweep-") as name, ThreadPoolExecutor(size) as threads:
         try:
-            while not processes.join(POLL_SECONDS, GRACE_SECONDS):
-                if (word := should_stop()) and not stop.exists():
-                    with files.replacing(stop) as part:  # never read half-written
-                        part.write_text(word)
-            return Outcome(**json.loads((Path(name) / "outcome").read_text()))
-        except ProcessException as error:
-            print(error, flush=True)  # with the traceback of an exception outside of an attempt
-            reports = {}
-            for report in sorted(Path(name).glob("*.end")):  # by time
-                number = int(report.stem.partition("-")[2])
-                reports[number] = Outcome(**json.loads(report.read_text()))
-            oom_killed, log = oom_kills() > killed_before, TrialFolder(path).log_path
-            exit_code = getattr(error, "exit_code", 1)
-            return first_cause(error.error_index, exit_code, reports, oom_killed, log)
+            for rank in range(size):
+                arguments = (rank, path, status, config.execution, f"file://{name}/store")
+                process = FreshProcess(_run_rank, *arguments)
+                running[threads.submit(_end_of, process, rank, path)] = process
+            while running and time.monotonic() < deadline:
+                if not word and (word := should_stop()):
+                    for process in running.values():
+                        process.stop(word)
+                for future in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:
+                    del running[future]
+                    ends.append(future.result())
+                    if ends[-1].kind in FAILURES:
+                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            return first_cause(ends)
+        finally:
+            for process in running.values():
+                process.kill()
 
 
-def first_cause(
-    rank: int, exit_code: int, reports: dict[int, Outcome], oom_killed: bool, log: Path
+def _end_of(process: FreshProcess, rank: int, path: Path) -> Outcome:
+    """Wait for a process of an attempt; judge its death."""
+    try:
+        return process.result()  # type: ignore[no-any-return]
+    except WorkerDied as error:
+        print(f"process {rank}: {error}", flush=True)
+        outcome = judge_death(error.exit_code, error.oom_killed, TrialFolder(path).log_path)
+        return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
+
+
+def first_cause(ends: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of an attempt, given the ends of its processes, the earliest first."""
+    return min(ends, key=lambda end: [*FAILURES, end.kind].index(end.kind))
+
+
+def _run_rank(
+    rank: int,
+    path: Path,
+    status: TrialStatus,
+    execution: Execution,
+    store: str,
+    should_stop: ShouldStop,
 ) -> Outcome:
-    """Judge a failed attempt from the rank that ended first and the reported outcomes, by time."""
-    full = [report for report in reports.values() if report.kind == "out_of_memory"]
-    if full:
-        return full[0]
-    if rank in reports:  # otherwise it died, and the exceptions of others are consequences
-        return next(iter(reports.values()))
-    outcome = judge_death(exit_code, oom_killed, log)
-    return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
-
-
-def _run_rank(rank: int, path: Path, status: TrialStatus, name: str, execution: Execution) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launching process decides
     faulthandler.enable()
-    parent = os.getppid()
-    stop, size = Path(name) / "stop", execution.devices
-
-    def watch_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch_parent, daemon=True).start()
+    is_cuda, size = execution.device == "cuda", execution.devices
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    is_cuda = execution.device == "cuda"
     if is_cuda:
         torch.cuda.set_device(rank)
-    backend, store = "cpu:gloo,cuda:nccl" if is_cuda else "gloo", f"file://{name}/store"
+    backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
     dist.init_process_group(backend, store, rank=rank, world_size=size)
-    outcome = run_attempt(path, lambda: stop.read_text() if stop.exists() else None, status)
-    if outcome.kind in ("error", "out_of_memory", "storage", "superseded"):
-        with files.replacing(Path(name) / f"{time.time():017.6f}-{rank}.end") as part:
-            part.write_text(json.dumps(asdict(outcome)))
-        time.sleep(GRACE_SECONDS)
-        os._exit(1)  # without exit handlers, which may wait for the other processes
-    dist.barrier()
-    if not rank:
-        (Path(name) / "outcome").write_text(json.dumps(asdict(outcome)))
-    dist.destroy_process_group()
+    outcome = run_attempt(path, should_stop, status)
+    if outcome.kind not in FAILURES:
+        dist.barrier()
+        dist.destroy_process_group()
+    return outcome
 
 
 def write_result(

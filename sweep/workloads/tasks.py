@@ -1,7 +1,6 @@
 """Tasks of GRPO: prompts, and rewards that a program computes."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -14,11 +13,6 @@ from sweep.config.experiment import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.data.tokens import SequenceStream, TextTokenizer, TokenizedText
 from sweep.errors import user_code
-
-WORDS = 3  # words in a prompt
-SOURCE_TOKENS = 400  # the words come from the first tokens of a story
-DRAWS = 30  # attempts to draw words that fit, before the prompt asks for one word fewer
-WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True)
@@ -47,11 +41,7 @@ class Task(Protocol):
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    kind: Any = {"words": Words, "text": Openings}.get(settings.task)
-    if kind is not None:
-        assert text is not None, "checked by the experiment"
-        return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
-    kind = load_object(settings.task)
+    kind: Any = Openings if settings.task == "text" else load_object(settings.task)
     with user_code(f"task {settings.task!r} must accept a text, a seed and prompt_tokens"):
         return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
 
@@ -96,50 +86,23 @@ class Openings(Task):
     """The first tokens of the documents of a text, in an order that the seed decides."""
 
     def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
-        self._text, self._seed, self._prompt_tokens = text, seed, prompt_tokens
+        self.text, self.seed, self.prompt_tokens = text, seed, prompt_tokens
         self.prompts_in_epoch = text.train_documents
         self._order = SequenceStream(text.train_documents, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
 
     def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
-        split = self._text.valid if is_held_out else self._text.train
+        split = self.text.valid if is_held_out else self.text.train
         if is_held_out not in self._ends:
-            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self._text.end)
+            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self.text.end)
         ends = self._ends[is_held_out]
         index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0
         return list(split[start : min(int(ends[index]), start + tokens)].tolist())
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        ids = self.story(number, is_held_out, self._prompt_tokens)
-        return Prompt(self._text.tokenizer.decode(ids), tuple(ids))
+        ids = self.story(number, is_held_out, self.prompt_tokens)
+        return Prompt(self.text.tokenizer.decode(ids), tuple(ids))
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         raise AssertionError("the experiment requires grpo.reward for this task")
-
-
-class Words(Openings):
-    """Prompts such as `Words: dog, happy, little.`, for a story that contains the words and ends.
-
-    The reward is the share of the words that the completion contains, plus 0.1 times that
-    share if it ended. An unconditional reward for the end would be learned first, and alone.
-    """
-
-    def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        text = self._text.tokenizer.decode(self.story(number, is_held_out, SOURCE_TOKENS)).lower()
-        words = sorted({word for word in WORD.findall(text) if len(word) >= 4})
-        rng = np.random.Generator(np.random.Philox(key=[self._seed, number]))
-        for draw in range(WORDS * DRAWS):
-            count = WORDS - draw // DRAWS
-            chosen = [words[i] for i in rng.permutation(len(words))[:count]] or ["story"]
-            request = f"Words: {', '.join(chosen)}.\n"
-            ids = tuple(self._text.tokenizer.encode_batch([request])[0].tolist())
-            if len(ids) <= self._prompt_tokens:
-                break
-        return Prompt(request, ids, {"words": chosen})
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        present = WORD.findall(completion.text.lower())
-        words = prompt.facts["words"]
-        share = sum(word in present for word in words) / len(words)
-        return {"words": share, "end": 0.1 * share * completion.has_ended}

@@ -56,7 +56,7 @@ class Workload(ABC):
         self.config, self.device = config, device
         self.options: dict[str, Any] = getattr(config.science.model, "options", {})
         self.tokens_per_sequence = config.tokens_per_sequence  # as the class declares it
-        self.meter = Meter()  # means of its own metrics since the last log line
+        self.meter = Meter()  # means of metrics since the last log line
         # Called at the end of each phase of `roll_out`.
         self.on_phase: Callable[[str], None] = lambda name: None
 

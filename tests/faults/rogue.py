@@ -16,7 +16,9 @@ import warnings
 
 import torch
 
-from sweep.workloads.quadratic import NoisyQuadratic
+from sweep.config.objects import load_object
+
+NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 class Rogue(NoisyQuadratic):

@@ -10,8 +10,10 @@ from torch import nn
 
 from experiments.elman import Elman, ElmanLayer, spectral_scale
 from sweep.config.models import MODEL_PRESETS, TransformerSettings
+from sweep.config.objects import load_object
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
-from sweep.workloads.quadratic import NoisyQuadratic
+
+NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 class Leaky(NoisyQuadratic):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 
+from sweep.config.objects import load_object
 from sweep.trial.folder import TrialFolder
-from sweep.workloads.quadratic import NoisyQuadratic
 from sweep.workloads.workload import FinalEvaluation
+
+NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 def file(name):

@@ -75,10 +75,11 @@ CONTEXT = 64  # of the experiment quick
 
 
 class ProbedWindows:  # a step and a workload that only records which windows are probed
-    microbatch_size, samples, parallel = 1, False, Parallel()
+    microbatch_size, samples = 1, False
 
     def __init__(self, config, windows):
         self.config, self.workload, self.probed = config, self, []
+        self.parallel = Parallel(config)
         self.stream = SequenceStream(windows, 0)
 
     def epochs(self):

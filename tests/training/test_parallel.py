@@ -28,6 +28,7 @@ from tests.training.several_devices import (
     pause,
     planned,
 )
+from tests.workloads.trials import trial_config
 
 NEEDS_DEEPSPEED = pytest.mark.skipif(
     not (importlib.util.find_spec("deepspeed") and shutil.which("g++")),
@@ -253,7 +254,7 @@ def test_only_matrices_decay_and_none_is_no_optimizer(name, kind):
 def test_gradients_above_the_bound_are_scaled_to_it():
     settings, moves = OptimizerSettings(name="sgd", weight_decay=0.0), []
     for clip in (float("inf"), 0.1):
-        parallel = Parallel()
+        parallel = Parallel(trial_config("quadratic"))
         parallel.prepare_model(small_model(), torch.device("cpu"))
         parallel.build_optimizer(settings, 1e-2)
         weights = parallel.parameters = list(parallel.model.parameters())
