@@ -221,15 +221,12 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
     @property
-    def optimizer_names(self) -> tuple[str, ...]:
-        return (self.optimizer.name,)
-
-    @property
     def user_objects(self) -> list[str]:
         """The user's own workload, model, optimizer and so on, each as module:object."""
         own_model = self.model.name if self.model.kind == "object" else ""
         of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
-        names = (self.workload, own_model, *of_grpo, *self.optimizer_names, self.schedule.name)
+        optimizers = (self.optimizer.name, *getattr(self, "optimizers", ()))
+        names = (self.workload, own_model, *of_grpo, *optimizers, self.schedule.name)
         return [name for name in dict.fromkeys(names) if ":" in name and not shipped_module(name)]
 
 
@@ -319,7 +316,7 @@ class Experiment(TrainingSettings):
 
     @property
     def optimizer_names(self) -> tuple[str, ...]:
-        return self.optimizers or super().optimizer_names
+        return self.optimizers or (self.optimizer.name,)
 
     @property
     def cells(self) -> tuple[Cell, ...]:

@@ -284,7 +284,7 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
     from sweep.training.device import is_out_of_memory
-    from sweep.training.parallel import Parallel
+    from sweep.training.parallel import build_optimizer
     from sweep.workloads import inspect_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
@@ -296,13 +296,10 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
             raise
         return {}
     for settings in optimizers:
-        trial = Parallel()
-        trial.model = model
-        trial.build_optimizer(settings, learning_rate=1e-3)
-        if ":" in settings.name and trial.optimizer:
+        optimizer = build_optimizer(settings, model, learning_rate=1e-3)
+        if ":" in settings.name and optimizer:
             with user_code(f"optimizer {settings.name!r} must take a step"):
-                trial.optimizer.step()
-            trial.states()
+                optimizer.step()
     for step in milestone_steps(config.steps, 100):
         learning_rate_at(step, 1.0, config.steps, config.warmup_steps, config.science.schedule)
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":

@@ -230,7 +230,8 @@ class Tuning:
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
-        title = f"{template.title}, {template.tokens} tokens, {stage} {digest}"
+        subject = f"{template.optimizer or ''} batch size {cell[1]}".strip()
+        title = f"{subject}, {template.tokens} tokens, {stage} {digest}"
         trials = [
             read_tuning_trial(self.folder, row, rungs, self.target, self.objective) for row in rows
         ]

@@ -13,15 +13,7 @@ from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
 from sweep.plan.curves import NEIGHBOURS
 from sweep.plan.decision import TUNING_SEEDS
-from sweep.plan.rates import (
-    CONFIRMATION,
-    EXTENSIONS,
-    GRID,
-    REFINEMENTS,
-    Policy,
-    optimizer_facts,
-    parse_policy,
-)
+from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
@@ -39,10 +31,6 @@ def _is_own(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Command = Annotated[tuple[str, ...], AfterValidator(_is_own)]  # words, shown for people to repeat
-
-
-def title_of(optimizer: str | None, batch_size: int) -> str:
-    return f"{optimizer}, batch size {batch_size}" if optimizer else f"batch size {batch_size}"
 
 
 class PlannedTrial(Settings):
@@ -69,12 +57,7 @@ class PlannedTrial(Settings):
 
     @property
     def cell(self) -> Cell:
-        """What one rate is tuned for."""
         return self.optimizer, self.batch_size
-
-    @property
-    def title(self) -> str:
-        return title_of(*self.cell)
 
 
 class Inputs(Settings):
@@ -164,8 +147,8 @@ class Plan(Inputs):
 
     def tuning_centre(self, row: PlannedTrial) -> float:
         name, tuning = row.optimizer or self.settings.optimizer.name, self.settings.tuning
-        usual = Policy("tuned").rate_at(row.batch_size) * optimizer_facts(name)["rate"]
-        return float(tuning.centres.get(name) or tuning.centre or usual)
+        usual = Policy("tuned").rate_at(row.batch_size, name)
+        return tuning.centres.get(name) or tuning.centre or usual
 
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:

@@ -42,12 +42,13 @@ class Policy:
         is_scaled = self.kind in ("sqrt", "linear")
         return f"{self.kind}:{self.rate:g}@{self.base}" if is_scaled else self.kind
 
-    def rate_at(self, batch_size: int) -> float:
-        """Return the peak rate; for `tuned`, the centre of AdamW's grid."""
+    def rate_at(self, batch_size: int, optimizer: str = "adamw") -> float:
+        """Return the peak rate; for `tuned`, the centre of an optimizer's grid."""
         ratio = batch_size / self.base
         if self.kind == "tuned":
             exponent = 1 / 8 if ratio < 1 else 1 / 2
-            return float(1e-3 * min(ratio, 256 / 32) ** exponent)
+            centre = 1e-3 * min(ratio, 256 / 32) ** exponent
+            return float(centre * optimizer_facts(optimizer)["rate"])
         return self.rate * {"fixed": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[self.kind]
 
     def optimizer_at(

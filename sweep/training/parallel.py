@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.objects import load_object
@@ -23,12 +24,7 @@ from sweep.workloads import ranks
 from sweep.workloads.workload import Batch
 
 LossSum = Callable[[nn.Module, Batch], Tensor]
-BUILT_IN: dict[str, type[torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "muon": torch.optim.Muon,
-    "adafactor": torch.optim.Adafactor,
-}
+BUILT_IN: dict[str, Any] = {kind.__name__.lower(): kind for kind in (SGD, Adafactor, AdamW, Muon)}
 
 
 class Parallel:
@@ -36,7 +32,7 @@ class Parallel:
 
     shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizer: Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
 
     def __init__(self, config: TrialConfig) -> None:
@@ -199,7 +195,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 def build_optimizer(
     settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_sharded: bool = False
-) -> torch.optim.Optimizer | None:
+) -> Optimizer | None:
     """Build the optimizer; None for `none`. With `is_sharded` a process keeps some states only."""
     if settings.name == "none":
         return None
@@ -217,42 +213,39 @@ def build_optimizer(
     }
     kind: Any = BUILT_IN.get(name) or load_object(name)
     with user_code(f"optimizer {name!r} must be built from parameter groups and {options}"):
-        if kind is torch.optim.Muon:
+        if kind is Muon:
             muon = {"adjust_lr_fn": "match_rms_adamw", **options}
             return _build_muon(model, groups, muon, {"lr": learning_rate, **adamw})
-        more = adamw if kind is torch.optim.AdamW else {}
+        more = adamw if kind is AdamW else {}
         if is_sharded:
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
             return ZeroRedundancyOptimizer(groups, kind, **more, **options)
         optimizer = kind(groups, **more, **options)
-        if not isinstance(optimizer, torch.optim.Optimizer):
+        if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
         return optimizer
 
 
 def _build_muon(
     model: nn.Module, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]
-) -> torch.optim.Optimizer:
+) -> Optimizer:
     """Build Muon for the matrices between embeddings and output, AdamW for the other weights."""
     weights = {p for group in groups for p in group["params"]}
     hidden = {p for p in weights if p.ndim == 2} - {*outer_weights(model)}
     if not hidden:
         raise ValueError("the model has no matrices between embeddings and output")
-    parts: list[torch.optim.Optimizer] = []
-    for kind, options, chosen in (
-        (torch.optim.Muon, muon, hidden),
-        (torch.optim.AdamW, adamw, weights - hidden),
-    ):
+    parts: list[Optimizer] = []
+    for kind, options, chosen in ((Muon, muon, hidden), (AdamW, adamw, weights - hidden)):
         own = [group | {"params": [p for p in group["params"] if p in chosen]} for group in groups]
         parts.append(kind(own, **options))
     return JointOptimizer(parts)
 
 
-class JointOptimizer(torch.optim.Optimizer):
+class JointOptimizer(Optimizer):
     """Optimizers of different weights as one, with their own groups and a common state."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
         self.parts = parts
         for part in parts:
