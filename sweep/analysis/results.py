@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.answer import Answer, build_answer, decide_trials, describe, join
+from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
 from sweep.analysis.checks import (
     CURVE_CHECKS,
     FAIL,
@@ -67,6 +67,10 @@ class PolicyResult:
     def blocking(self) -> list[Check]:
         """The failed checks that make a recommendation provisional."""
         return [check for check in self.failed if check.blocks_claims]
+
+
+# The reporting trials that ended, why an answer from them is provisional, and its scope.
+Undecided = dict[PolicyResult, tuple[pd.DataFrame, list[str], str]]
 
 
 class Sweep(SweepTables):
@@ -250,7 +254,7 @@ def judge_trials(
     plan: Plan | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
-    rows, results = rows_of_trials(trials), []
+    rows, by_policy = rows_of_trials(trials), dict[str, Undecided]()
     tuning_command = (answering_command(plan) if plan else None) or ""
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
@@ -271,18 +275,39 @@ def judge_trials(
             share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
             reports["seconds_training"] *= share.fillna(1.0)
         result = PolicyResult(str(label), checks, table.rates, None, None, curve)
-        if decided := decide_trials(
-            reports, table.rates, bool(own["has_looks"].astype(str).eq("True").any())
-        ):
-            reasons = [  # the tuning command follows as the next step
-                f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
-                for check in result.blocking
-            ]
-            scope = scope_of(trials, str(label), plan)
-            made = build_answer(str(label), reports, *decided, objective, reasons, scope)
-            result = replace(result, decision=decided[1], answer=made)
-        results.append(result)
-    return results
+        reasons = [  # the tuning command follows as the next step
+            f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
+            for check in result.blocking
+        ]
+        about = reports, reasons, scope_of(trials, result.label, plan)
+        by_policy.setdefault(result.label.rpartition(", ")[2], {})[result] = about
+    decided = (_decide_policy(results, objective) for results in by_policy.values())
+    return [result for results in decided for result in results]
+
+
+def _decide_policy(results: Undecided, objective: Objective) -> list[PolicyResult]:
+    """Decide about the optimizers of a policy together; return their results, the best first."""
+    reports = pd.concat(rows for rows, _, _ in results.values())
+    rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
+    has_looks = bool(reports["has_looks"].astype(str).eq("True").any())
+    if (decided := decide_trials(reports, rates, has_looks)) is None:
+        return [*results]
+    (cells, made), answered = decided, []
+    for result, (rows, reasons, scope) in results.items():
+        part = slice(*cells.slice_locs(result.label, result.label))
+        decision, sizes = made.of(part), [int(size) for _, size in cells[part]]
+        if np.isfinite(decision.mean).sum() > 1:
+            more = objective, reasons, scope
+            answer = build_answer(result.label, rows, sizes, decision, *more)
+            result = replace(result, decision=decision, answer=answer)
+        answered.append(result)
+    answered.sort(key=lambda r: np.nanmin(r.decision.best_estimate) if r.decision else math.inf)
+    first, *others = answered
+    if others and first.answer:
+        answers = [result.answer for result in others if result.answer]
+        ranking = Ranking.of(cells, made, objective, answers)
+        answered[0] = replace(first, answer=replace(first.answer, optimizers=ranking))
+    return answered
 
 
 def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float | None]:
@@ -326,7 +351,7 @@ def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str
         edges = [rate for rate in result.rates if not rate.is_inside]
         best = [rate.best for rate in edges if rate.best]
         sides = {rate.is_highest_best for rate in edges}
-        if not best or len(best) < len(edges) or len(sides) > 1:
+        if not best or len(best) < len(edges) or len(sides) > 1 or plan.settings.optimizers:
             return None  # the check's remedy says what to do
         flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"
     words = plan.commands[-1] if plan.commands else ()
@@ -392,15 +417,16 @@ def _without_answer(sweep: Sweep) -> str:
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
-    reports = report_trials(trials)
-    reports = reports[reports["label"] == label]
-    tuned = trials[(trials["stage"] == "tune") & (trials["policy"] == "tuned")]
+    own = trials.assign(label=policy_labels)
+    own = own[own["label"] == label]
+    reports, tuned = (own[own["stage"] == stage] for stage in ("report", "tune"))
     names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
         names = [*settings.tuning.dimensions]
         parts = [f"model {settings.model.name}"] + [f"data {settings.data}"] * bool(settings.data)
-        parts += [f"optimizer {settings.optimizer.name}", f"{settings.schedule.name} schedule"]
+        optimizer = label.rpartition(", ")[0] or settings.optimizer.name
+        parts += [f"optimizer {optimizer}", f"{settings.schedule.name} schedule"]
     has_target = bool(reports["target"].notna().any())
     if has_target:
         parts.append(f"target {reports['target'].max():g}")
