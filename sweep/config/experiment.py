@@ -385,7 +385,9 @@ def load_experiment(
     if name or ":" not in workload:
         default = "quadratic" if workload == "quadratic" else "tinystories"
         fields = _read_experiment(name or default)
-    usual = {**_sizes_of(fields.get("model", "tinystories")), **fields}
+    model: Any = fields.get("model", "tinystories")
+    usual = dict(model if isinstance(model, dict) else MODEL_PRESETS.get(str(model), {}))
+    usual = {key: usual[key] for key in SIZES if key in usual} | fields
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
         is_object = ":" in str(flags["model"])
         fields = usual if is_object else {k: v for k, v in fields.items() if k not in SIZES}
@@ -396,7 +398,7 @@ def load_experiment(
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
     fields |= _own_model(fields)
-    model: Any = fields.get("model", "tinystories")
+    model = fields.get("model", "tinystories")
     changes = dict(model) if isinstance(model, dict) else {"preset": model}
     preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
     sizes = {key: parse_count(fields.pop(key), key) for key in (*SIZES, "lora") if key in fields}
@@ -411,13 +413,6 @@ def load_experiment(
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
-
-
-def _sizes_of(model: Any) -> dict[str, int]:
-    """Return vocabulary and context of an experiment's model, which one of the user keeps."""
-    own = model if isinstance(model, dict) else MODEL_PRESETS.get(str(model))
-    sizes = own if isinstance(own, dict) else dict(own or {})
-    return {key: sizes[key] for key in SIZES if key in sizes}
 
 
 def _own_model(fields: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def plan_sweep(
 def estimate(planned: Planned) -> Planned:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
     folder = planned.request.folder
-    plan = planned.plan.located(folder)
+    plan = folder.located(planned.plan)
     seconds, factor = estimate_seconds(plan, folder)
     peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
@@ -49,8 +49,8 @@ def estimate(planned: Planned) -> Planned:
         for row, duration, peak in zip(plan.trials, seconds, peaks, strict=True)
     )
     at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
-    changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows}
-    changes["disk_bytes"] = disk_bytes(plan, at_once)
+    disk = disk_bytes(plan, at_once)
+    changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows, "disk_bytes": disk}
     tokenizer = tokenizer_of(plan.settings)
     if plan.data and tokenizer and (text := find_prepared(plan.data, tokenizer)):
         sequence = plan.tokens_per_sequence

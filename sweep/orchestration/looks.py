@@ -30,16 +30,15 @@ def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
         losses[cells.index(row.cell), row.seed] = value
     templates = [next(row for row in reports if row.cell == cell) for cell in cells]
     tuning = [_tuning_trials(plan, template) for template in templates]
-    points, tried = None, []
+    points, between = None, [list[float]()] * len(cells)
     if all(tuning):
-        tried = [_losses_by_rate(folder, rows, objective) for rows in tuning]
-        points = stack_points([rate_points(losses_of_rate) for losses_of_rate in tried])
+        near_best = [rate_points(_losses_by_rate(folder, rows, objective)) for rows in tuning]
+        points, between = stack_points(near_best), [rates_between(row) for row in near_best]
     used = np.log([row.learning_rate or math.nan for row in templates])
     made = decide(losses, points, used, LOOKS)
     seeds = np.isfinite(losses).sum(-1)
     tuning_seeds = np.ones_like(seeds) if points is None else points.seeds.astype(int)
-    between = [rates_between(rate_points(losses_of_rate)) for losses_of_rate in tried]
-    is_refinable = np.array([bool(rates) for rates in between] or [False] * len(cells))
+    is_refinable = np.array([bool(rates) for rates in between])
     limits = experiment.objective.margin, experiment.answer.max_seeds
     parts = [slice(start, start + count) for start in range(0, len(cells), count)]
     wanted, wanted_tuning, needs_rates = np.hstack(

@@ -26,13 +26,12 @@ def _plan_steps(
     request: planning.Request, is_elsewhere: bool = False
 ) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
     """Plan one trial per batch size; return the plan, these trials and the common head."""
-    request = planning.identify_user_code(request)
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
     if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     whole = replace(request, experiment=experiment, execution=execution, folder=HERE, command=())
-    plan = planning.first_plan(whole, planning.identify_inputs(whole), is_elsewhere).located(HERE)
+    plan = HERE.located(planning.first_plan(*planning.identify_inputs(whole), is_elsewhere))
     head = {
         "experiment": plan.experiment,
         "model": plan.model.model_dump(),

@@ -45,7 +45,6 @@ class Request:
     folder: SweepFolder
     services: Services = field(default_factory=Services)
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
-    code: dict[str, Any] | None = None  # identity of the user's code
 
     @property
     def chooses_microbatch(self) -> bool:
@@ -83,18 +82,6 @@ def read_request(
     return Request(parsed, execution, folder, services, command)
 
 
-def identify_user_code(request: Request) -> Request:
-    """Return a request with the identity of the user's code, and what its workload declares."""
-    experiment = request.experiment
-    if not (objects := experiment.user_objects):
-        return request
-    code, declared = run_job(identify_code, objects, tuple(Declared.model_fields))
-    if experiment.workload in objects:
-        own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
-        experiment = experiment.with_declared(own)
-    return replace(request, experiment=experiment, code=code)
-
-
 @dataclass(frozen=True)
 class Planned:
     """A plan with everything that the folder already has, and the ids that a command names."""
@@ -125,10 +112,9 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
 
     `is_elsewhere`: trials run on other machines, which any executor but local implies.
     """
-    request = identify_user_code(request)
+    request, inputs = identify_inputs(request)
     experiment, chosen, folder = request.experiment, request.execution, request.folder
-    inputs, old = identify_inputs(request), load_plan(folder)
-    command = request.command
+    old, command = load_plan(folder), request.command
     if old is None:
         is_elsewhere = is_elsewhere or request.services.executor != "local"
         new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
@@ -271,7 +257,7 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
     """Build the workload and its model once in a child process; return what was built."""
-    config = plan.located(folder).trial_config(plan.trials[0])
+    config = folder.located(plan).trial_config(plan.trials[0])
     optimizers = [plan.settings.optimizer.of(name) for name in plan.settings.optimizer_names]
     return plan.model.model_copy(update=run_job(inspect_trial, config, optimizers))
 
@@ -309,10 +295,19 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
     return counted
 
 
-def identify_inputs(request: Request) -> Inputs:
-    """Identify the text, the initial weights and the user code; downloads none of them."""
+def identify_inputs(request: Request) -> tuple[Request, Inputs]:
+    """Identify the text, the initial weights and the user code; downloads none of them.
+
+    Returns:
+        The request with what the user's workload declares, and the identities.
+    """
     experiment, folder = request.experiment, request.folder
-    fields: dict[str, Any] = {"data": None, "code": request.code}
+    fields: dict[str, Any] = {}
+    if objects := experiment.user_objects:
+        fields["code"], declared = run_job(identify_code, objects, tuple(Declared.model_fields))
+        if experiment.workload in objects:
+            own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
+            experiment = experiment.with_declared(own)
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
@@ -325,9 +320,9 @@ def identify_inputs(request: Request) -> Inputs:
             fields["data_path"] = _relative_to(folder, experiment.data)
     if experiment.init is not None:
         start = identify_start(experiment.init)
-        own = {"model": weights_of(experiment.model), "data": fields["data"]}
-        own["tokenizer"] = tokenizer and tokenizer.model_dump(mode="json")
-        for name, expected in own.items():
+        present = {"model": weights_of(experiment.model), "data": fields.get("data")}
+        present["tokenizer"] = tokenizer and tokenizer.model_dump(mode="json")
+        for name, expected in present.items():
             if name in start and start[name] != expected:
                 raise SweepError(
                     f"init must be a trial with the experiment's {name} ({expected!r}), got "
@@ -338,7 +333,7 @@ def identify_inputs(request: Request) -> Inputs:
         experiment.tokenizer == "pretrained" and experiment.model_source
     ):
         fields["init_path"] = _relative_to(folder, source)
-    return Inputs(**fields)
+    return replace(request, experiment=experiment), Inputs(**fields)
 
 
 def _relative_to(folder: SweepFolder, source: str) -> str:

@@ -1,7 +1,6 @@
 """Run a plan to its end: prepare, hold the folder, run the trials, mirror, stop, resume."""
 
 import contextlib
-import logging
 import math
 import signal
 import threading
@@ -28,7 +27,6 @@ from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_s
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # limit on the mirror's last pass
-LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -101,7 +99,7 @@ def check_request(planned: planning.Planned) -> None:
 def _prepare(planned: planning.Planned, on_progress: Callable[[str], None]) -> None:
     """Get data and weights, and check the prompts, before anything of the sweep is written."""
     folder = planned.request.folder
-    plan = planned.plan.located(folder)
+    plan = folder.located(planned.plan)
     if plan.start and plan.init_path:
         weights_folder(plan.init_path)
     tokenizer = tokenizer_of(plan.settings)
@@ -152,46 +150,35 @@ def run_plan(
 
 
 def _run_all(planned: planning.Planned, schedule: Scheduler) -> Iterable[str]:
-    """Run the trials with known rates, then rounds of tuning and of seeds; return all their ids."""
-    requested: dict[str, int | None] = dict.fromkeys(planned.requested)
-    if planned.is_tuned:
-        _tune(planned, schedule, requested)
-    else:
-        schedule.run(requested)
-    started, hours = time.monotonic(), planned.request.experiment.answer.max_hours or math.inf
-    while planned.adds_seeds and not schedule.is_ending:
-        rows = next_trials(planned, schedule.plan)
-        if not rows or time.monotonic() - started >= 3600 * hours:
-            break
-        pauses = schedule.add(rows)
-        requested |= pauses
+    """Run the requested trials and all later rounds; return the ids of all these trials."""
+    requested = dict.fromkeys(planned.requested)
+    for pauses in _rounds(planned, schedule):
+        requested |= dict.fromkeys(pauses)
         schedule.run(pauses)
+        if schedule.is_ending:
+            break
     return requested
 
 
-def _tune(planned: planning.Planned, schedule: Scheduler, requested: dict[str, int | None]) -> None:
-    """Run the rounds of tuning, and add their trials to those requested."""
-    from sweep.orchestration.tuning import Tuning, is_without_answer
+def _rounds(planned: planning.Planned, schedule: Scheduler) -> Iterator[dict[str, int | None]]:
+    """Yield the trials with known rates, then rounds of tuning and of seeds, each when it starts.
 
-    tuning = Tuning(planned.plan, schedule, planned.request.services.storage)
-    is_warned = False
-    tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
-    schedule.run(dict.fromkeys(i for i in requested if i not in tried))
-    while not schedule.is_ending:
-        try:
-            pauses = tuning.next_round()
-        except Exception as error:
-            if not is_without_answer(error):
-                raise
-            if not is_warned:
-                LOG.warning("Optuna's storage is locked or does not answer. Tuning waits for it.")
-            is_warned = True
-            time.sleep(2)
-            continue
-        if not pauses:
+    A round maps ids of trials to the step that they pause after; None: the last.
+    """
+    known = planned.plan.known_trials if planned.is_tuned else ()
+    tried = {row.id for row in known if row.stage == "tune"}
+    yield dict.fromkeys(i for i in planned.requested if i not in tried)
+    if planned.is_tuned:
+        from sweep.orchestration.tuning import Tuning
+
+        tuning = Tuning(planned.plan, schedule, planned.request.services.storage)
+        while pauses := tuning.next_round():
+            yield pauses
+    started, hours = time.monotonic(), planned.request.experiment.answer.max_hours or math.inf
+    while planned.adds_seeds and (rows := next_trials(planned, schedule.plan)):
+        if time.monotonic() - started >= 3600 * hours:
             break
-        requested |= pauses
-        schedule.run(pauses)
+        yield schedule.add(rows)
 
 
 @contextlib.contextmanager

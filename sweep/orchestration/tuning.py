@@ -5,10 +5,12 @@ interrupted sweep continues as if it had not been interrupted. Optuna proposes t
 trials and shows one study per batch size and optimizer.
 """
 
+import logging
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,8 +22,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.experiment import Cell
-from sweep.config.objective import Objective
-from sweep.errors import SweepError, causes_of
+from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
@@ -31,15 +32,15 @@ from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking.store import (
     ANSWER_SECONDS,
-    one_sentence,
+    reading,
     set_aside_damaged,
     sqlite_fault,
     with_driver,
-    without_password,
 )
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State, SweepFolder, has_failed
+from sweep.trial.folder import Cause, State, has_failed
 
+LOG = logging.getLogger(__name__)
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
 BEYOND = 2.0 ** (rates.EXTENSIONS + 3)  # range of rates, around the grid
@@ -51,43 +52,13 @@ class TuningTrial(rates.RateTrial):
     """A tuning trial: its row of the plan, and its state according to its folder."""
 
     row: PlannedTrial
+    value: float | None  # its `trial_value`
     is_pruned: bool  # at a rung
     at_rungs: tuple[tuple[int, float], ...]  # step and value at each rung so far
 
     @property
     def id(self) -> str:
         return str(self.row.id)
-
-
-def read_tuning_trial(
-    sweep: SweepFolder,
-    row: PlannedTrial,
-    rungs: tuple[int, ...],
-    target: float | None,
-    objective: Objective,
-) -> TuningTrial:
-    """Read a tuning trial with what tuning minimizes: the objective, or tokens to the target."""
-    folder = sweep.trial(str(row.id))
-    status, result = folder.read_status(), folder.find_result() or {}
-    points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
-    for line in folder.find_metrics():
-        if objective.curve in line:
-            value = line[objective.curve]
-            value = math.inf if value is None else objective.sign * float(value)
-            points[line["step"]] = line["tokens"], value
-    is_diverged = status.cause is Cause.DIVERGED
-    minimized: float | None = math.inf  # diverged, or pruned at a rung
-    if is_to_run(status):
-        minimized = None
-    elif target is not None and not is_diverged:
-        # Without a crossing, the tokens grow with the distance, which guides the search.
-        tokens, last = points[max(points)] if points else (1, math.inf)
-        minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
-    elif status.state is State.COMPLETE:
-        minimized = trial_value(sweep, row, objective)
-    is_pruned = status.state is State.PRUNED and target is None
-    at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
-    return TuningTrial(row.learning_rate or 0.0, minimized, row, is_pruned, at_rungs)
 
 
 @dataclass(frozen=True)
@@ -106,23 +77,18 @@ class Study:
         """Return the trials next to the best finished one, which must run to the end."""
         return rates.neighbours(self.trials) if self.trials and not self.extra else []
 
-    def propose(self, plan: Plan, chosen: Sequence[float]) -> list[PlannedTrial]:
-        """Plan trials with the chosen rates and the policy's other values; by default TPE's."""
+    def propose(self, plan: Plan) -> PlannedTrial:
+        """Plan the trial that Optuna's TPE suggests after the finished ones."""
         space, trials = self._in_optuna()
         sampler = TPESampler(seed=1000 + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
         study.add_trials(trials)
-        for rate in chosen:
-            study.enqueue_trial({**dict.fromkeys(space, 1.0), "learning_rate": rate})
-        rows = []
-        for _ in range(max(1, len(chosen))):
-            values = study.ask(space).params
-            tuned = {
-                "beta2": self.template.beta2 ** (1 / values.get("beta2", 1.0)),
-                "weight_decay": self.template.weight_decay * values.get("weight_decay", 1.0),
-            }
-            rows.append(plan.with_rate(self.template, values["learning_rate"], **tuned))
-        return rows
+        values = study.ask(space).params
+        tuned = {
+            "beta2": self.template.beta2 ** (1 / values.get("beta2", 1.0)),
+            "weight_decay": self.template.weight_decay * values.get("weight_decay", 1.0),
+        }
+        return plan.with_rate(self.template, values["learning_rate"], **tuned)
 
     def record(self, storage: BaseStorage) -> None:
         """Add finished trials that the storage lacks, or that ended differently when run again."""
@@ -175,6 +141,7 @@ class Tuning:
             if row.id is None:
                 self.open_reports.setdefault(row.cell, []).append(row)
         self._started: set[str] = set()  # ids that this command has started
+        self._is_warned = False
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the reports."""
@@ -232,19 +199,40 @@ class Tuning:
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         subject = f"{template.optimizer or ''} batch size {cell[1]}".strip()
         title = f"{subject}, {template.tokens} tokens, {stage} {digest}"
-        trials = [
-            read_tuning_trial(self.folder, row, rungs, self.target, self.objective) for row in rows
-        ]
+        trials = [self._read_trial(row, rungs) for row in rows]
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)
 
+    def _read_trial(self, row: PlannedTrial, rungs: tuple[int, ...]) -> TuningTrial:
+        """Read a trial and what tuning minimizes: the objective, or tokens to the target."""
+        folder, objective, target = self.folder.trial(str(row.id)), self.objective, self.target
+        status, result = folder.read_status(), folder.find_result() or {}
+        points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
+        for line in folder.find_metrics():
+            if objective.curve in line:
+                loss = line[objective.curve]
+                loss = math.inf if loss is None else objective.sign * float(loss)
+                points[line["step"]] = line["tokens"], loss
+        is_diverged, value = (
+            status.cause is Cause.DIVERGED,
+            trial_value(self.folder, row, objective),
+        )
+        minimized: float | None = math.inf  # diverged, or pruned at a rung
+        if is_to_run(status):
+            minimized = None
+        elif target is not None and not is_diverged:
+            # Without a crossing, the tokens grow with the distance, which guides the search.
+            tokens, last = points[max(points)] if points else (1, math.inf)
+            minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
+        elif status.state is State.COMPLETE:
+            minimized = value
+        is_pruned = status.state is State.PRUNED and target is None
+        at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
+        return TuningTrial(row.learning_rate or 0.0, minimized, row, value, is_pruned, at_rungs)
+
     def _advance(self, studies: list[Study], least: int = 0) -> Pauses:
         """Bring studies a step further; empty once all settled with the same number of trials."""
-        if self.is_default:
-            set_aside_damaged(self.folder.path / "optuna.db")
-        storage = open_storage(self.storage_url)
-        for study in studies:
-            study.record(storage)
+        self._record(studies)
         pauses: Pauses = {}
         for study in studies:
             is_open = any(trial.loss is None for trial in study.trials)
@@ -255,6 +243,24 @@ class Tuning:
                 pauses |= self._extend(study, most)
         self._started |= pauses.keys()
         return pauses
+
+    def _record(self, studies: list[Study]) -> None:
+        """Write finished trials to Optuna's storage; wait while it is locked or does not answer."""
+        while not self.schedule.is_ending:
+            try:
+                if self.is_default:
+                    set_aside_damaged(self.folder.path / "optuna.db")
+                storage = open_storage(self.storage_url)
+                for study in studies:
+                    study.record(storage)
+                return
+            except Exception as error:
+                if not is_without_answer(error):
+                    raise
+                if not self._is_warned:
+                    LOG.warning("Optuna's storage is locked or does not answer. Tuning waits.")
+                self._is_warned = True
+                time.sleep(2)
 
     def _continue(self, study: Study) -> Pauses:
         """Run open trials to their next rung; prune the worse half when all have reached it."""
@@ -278,12 +284,13 @@ class Tuning:
 
     def _extend(self, study: Study, least_count: int) -> Pauses:
         """Add the study's next trials; if it has settled, run its pruned bounds to the end."""
-        rows: list[PlannedTrial] = []
+        plan = self.schedule.plan
         if study.extra and len(study.trials) >= len(study.grid):
-            if len(study.trials) < max(self.settings.trials, least_count):
-                rows = study.propose(self.schedule.plan, ())
-        elif chosen := rates.next_rates(study.trials, study.grid, study.finest, least_count):
-            rows = study.propose(self.schedule.plan, chosen)
+            is_short = len(study.trials) < max(self.settings.trials, least_count)
+            rows = [study.propose(plan)] if is_short else []
+        else:
+            chosen = rates.next_rates(study.trials, study.grid, study.finest, least_count)
+            rows = [plan.with_rate(study.template, rate) for rate in chosen]
         pauses = self.schedule.add(rows)
         for row in rows if study.rungs else ():
             if rates.is_in(row.learning_rate or 0.0, study.grid):
@@ -307,10 +314,7 @@ class Tuning:
             return None
         if study.extra:
             return best.row
-        values = (
-            (trial, trial_value(self.folder, trial.row, self.objective)) for trial in study.trials
-        )
-        tried = {t.rate: {TUNING_SEED: value} for t, value in values if value is not None}
+        tried = {t.rate: {TUNING_SEED: t.value} for t in study.trials if t.value is not None}
         rate = float(np.exp(best_log_rates(rate_points(tried))))
         return best.row.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
 
@@ -324,22 +328,18 @@ def open_storage(url: str) -> BaseStorage:
     """Open a database of studies, which holds no connection while trials run."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
-    address, url = without_password(url), with_driver(url)
     pool = {"poolclass": sqlalchemy.NullPool}
-    try:
-        with sqlalchemy.create_engine(url, **pool).begin() as connection:
-            if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
-                lock = sqlalchemy.func.pg_advisory_xact_lock(5_000_000)
-                connection.execute(sqlalchemy.select(lock))
-            tables = sqlalchemy.inspect(connection).get_table_names()
-            if "alembic_version" in tables and "studies" not in tables:
-                raise ValueError("Optuna needs a database of its own, but MLflow may use this one")
-            return RDBStorage(url, pool)
-    except Exception as error:  # databases, drivers and addresses raise anything
-        raise SweepError(
-            f"storage must be a database that Optuna can use, got {address!r} "
-            f"({one_sentence(error)}). Correct --storage, or try again later."
-        ) from error
+    with (
+        reading("The database of --storage", url),
+        sqlalchemy.create_engine(url := with_driver(url), **pool).begin() as connection,
+    ):
+        if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
+            lock = sqlalchemy.func.pg_advisory_xact_lock(5_000_000)
+            connection.execute(sqlalchemy.select(lock))
+        tables = sqlalchemy.inspect(connection).get_table_names()
+        if "alembic_version" in tables and "studies" not in tables:
+            raise ValueError("Optuna needs a database of its own, but MLflow may use this one.")
+        return RDBStorage(url, pool)
 
 
 def is_without_answer(error: BaseException | None) -> bool:

@@ -37,9 +37,7 @@ class Decision:
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned
-    gap_low: (
-        Floats  # interval of the loss at the best rate minus the least of the others', (..., k)
-    )
+    gap_low: Floats  # interval of the loss at the best rate minus the others' least, (..., k)
     gap_high: Floats
 
     @property

@@ -132,10 +132,6 @@ class Plan(Inputs):
             init_path=self.init_path,
         )
 
-    def located(self, folder: SweepFolder) -> "Plan":
-        paths = {name: folder.locate(getattr(self, name)) for name in ("data_path", "init_path")}
-        return self.model_copy(update=paths)
-
     def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
         """Return a row with its rate, other tuned values by field, and therefore its id."""
         row = row.model_copy(update={"learning_rate": rate, **tuned})

@@ -17,6 +17,7 @@ from sweep.analysis.checks import supports_fit
 from sweep.analysis.frames import report_trials
 from sweep.analysis.results import PolicyResult, Sweep
 from sweep.config.numbers import format_count
+from sweep.config.objective import Objective
 from sweep.trial.files import replacing
 
 Policies = Sequence[PolicyResult]
@@ -37,7 +38,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
         "answer": plot_answer(answer) if answer else None,
         "loss": None if has_target else plot_loss(sweep, cells),
         "steps": plot_steps(policies),
-        "rates": plot_rates(policies),
+        "rates": plot_rates(policies, sweep.plan.settings.objective),
         "curves": plot_curves(sweep, cells),
         "throughput": plot_throughput(sweep, cells),
     }
@@ -175,14 +176,13 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     return with_legend(figure)
 
 
-def plot_rates(policies: Policies) -> Figure | None:
-    """Plot the loss (or the tokens to the target) of the tuning trials against the rate."""
+def plot_rates(policies: Policies, objective: Objective) -> Figure | None:
+    """Plot the objective (or the tokens to the target) of the tuning trials against the rate."""
     rates = [rate for policy in policies for rate in policy.rates]
     if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
     figure, (axis,) = new_figure()
-    has_target = policies[0].curve is not None
-    height_of = np.exp if has_target else np.asarray  # losses are then the logarithms of tokens
+    height_of = np.vectorize(objective.value, [float])
     colors = batch_colors(rate.batch_size for rate in rates)
     for rate in rates:
         color = colors[rate.batch_size]
@@ -204,8 +204,8 @@ def plot_rates(policies: Policies) -> Figure | None:
             axis.plot(rate.optimum, lowest, "*", color=color, markersize=11, mec="white")
     _set_log_scale(axis, "x")
     _set_log_scale(axis, "y", least_ratio=2)
-    measure = "training tokens to the target" if has_target else "final validation loss"
-    if has_target:
+    measure = "training tokens to the target" if objective.is_ratio else objective.title
+    if objective.is_ratio:
         axis.yaxis.set_major_formatter(lambda value, _: format_count(value))
     axis.set(xlabel="peak learning rate", ylabel=f"{measure}, tuning seed")
     return with_legend(figure)

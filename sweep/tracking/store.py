@@ -11,6 +11,7 @@ import re
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,11 +144,21 @@ def check_answers(uri: str) -> None:
     import sqlalchemy
 
     prepare_environment()
-    try:
+    with reading("MLflow", uri):
         sqlalchemy.create_engine(with_driver(uri), poolclass=sqlalchemy.NullPool).connect().close()
-    except Exception as error:  # anything that a database, its driver or an address can raise
-        sentence = f"{without_password(uri)!r} cannot be opened: {one_sentence(error)}"
-        raise SweepError(sentence) from error
+
+
+@contextlib.contextmanager
+def reading(subject: str, uri: str) -> Iterator[None]:
+    """Turn any error of a store, its driver, its address or its contents into one sentence."""
+    address = without_password(uri)
+    try:
+        yield
+    except SweepError:
+        raise
+    except Exception as error:
+        problem = f"cannot be read: {one_sentence(error).rstrip('.')}"
+        raise SweepError(f"{subject} at {address} {problem}. Check the address.") from error
 
 
 def read_record(folder: SweepFolder) -> dict[str, Any]:
@@ -186,12 +197,10 @@ def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any
 
 def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
     """Return True if this store (None: the recorded one) holds all of the folder; ask no store."""
-    record, uri = read_record(folder), tracking_uri
-    if uri and without_password(check_tracking_uri(uri)) != record["tracking_uri"]:
-        return False
-    if record["is_default"] and not (folder.path / "mlflow.db").exists():
-        return False
-    return bool(record["mirrored_sha256"]) and record["mirrored_sha256"] == digest(folder)
+    uri = tracking_uri
+    record = choose_store(folder, check_tracking_uri(uri)) if uri else read_record(folder)
+    is_there = not record["is_default"] or (folder.path / "mlflow.db").exists()
+    return is_there and record["mirrored_sha256"] == digest(folder)
 
 
 def digest(folder: SweepFolder) -> str:
@@ -242,7 +251,7 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
         refuse_super_journal(path.with_name(f"{path.name}-journal"))
     if path and not path.is_file():
         raise SweepError(f"tracking URI must be an existing MLflow database, got {address!r}.")
-    try:
+    with reading("MLflow", uri):
         client = connect(uri)
         run = _find_parent(client, address, experiment, run_id)
         folder = SweepFolder(parent / re.sub(r"[^\w .+-]|^\.+", "_", run.data.tags["sweep.name"]))
@@ -260,11 +269,6 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
             files = {"result.json", "metrics.jsonl", "valid_losses.npy"}
             for name in files & set(tags["sweep.files"].split()):
                 client.download_artifacts(trial_run.info.run_id, name, str(trial.path))
-    except SweepError:
-        raise
-    except Exception as error:  # anything that a store, its driver or its contents can raise
-        reason = f"MLflow at {address} cannot be read: {one_sentence(error)}"
-        raise SweepError(f"{reason} Check the address.") from error
     return folder
 
 

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from sweep.config import sha256_of_file
 from sweep.config.hub import PREFIX
 from sweep.config.models import ModelSettings
-from sweep.config.settings import parse_settings
+from sweep.config.settings import Table, parse_settings
 from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import (
@@ -130,9 +130,7 @@ class TrialFolder:
             raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         config = parse_settings(TrialConfig, data, str(self.config_path))
-        sweep = SweepFolder(self.path.absolute().parents[1])
-        paths = {name: sweep.locate(getattr(config, name)) for name in ("data_path", "init_path")}
-        config = config.model_copy(update=paths)
+        config = SweepFolder(self.path.absolute().parents[1]).located(config)
         if trial_id(config.science) != self.id:
             problem = f"must hold the settings of trial {self.id}, but has other ones"
             raise CorruptFile(f"{self.config_path} {problem}. Restore it from a copy.")
@@ -289,11 +287,13 @@ class SweepFolder:
         patterns = (".*.part", "figures/.*.part", "trials/*/.state.json.*.part")
         return [part for pattern in patterns for part in self.path.glob(pattern)]
 
-    def locate(self, data_path: str | None) -> str | None:
-        """Return the absolute form of a path that may be relative to this folder, or on the hub."""
-        if data_path is None or data_path.startswith(PREFIX):
-            return data_path
-        return os.path.normpath(self.path.absolute() / data_path)
+    def located(self, settings: Table) -> Table:
+        """Return a plan or a config with absolute paths, which may be relative to this folder."""
+        paths = {name: getattr(settings, name) for name in ("data_path", "init_path")}
+        for name, path in paths.items():
+            if path and not path.startswith(PREFIX):
+                paths[name] = os.path.normpath(self.path.absolute() / path)
+        return settings.model_copy(update=paths)
 
     def trial(self, trial_id: str) -> TrialFolder:
         if not TRIAL_ID.fullmatch(str(trial_id)):
@@ -346,22 +346,15 @@ def identify_start(path: str) -> dict[str, Any]:
     return start
 
 
-def _check_tokenizer(trial: TrialFolder) -> None:
-    if trial.tokenizer_path.exists() and (tokenizer := trial.read_config().science.tokenizer):
-        _compare(trial.tokenizer_path, tokenizer.sha256)
-
-
-def _check_weights(trial: TrialFolder) -> None:
-    if trial.weights_path.exists():  # otherwise not kept
-        _compare(trial.weights_path, _recorded(trial, "weights"))
-
-
-def _recorded(trial: TrialFolder, name: str) -> str | None:
-    return (trial.find_result() or {}).get(f"{name}_sha256")
-
-
-def _compare(path: Path, sha256: str | None) -> None:
-    if find_sha256(path) != sha256:
+def _check_hash(trial: TrialFolder, path: Path) -> None:
+    """Compare a file with the sha256 that its trial recorded; only losses are always kept."""
+    actual = find_sha256(path)
+    if path == trial.tokenizer_path:
+        tokenizer = trial.read_config().science.tokenizer
+        recorded = tokenizer and tokenizer.sha256
+    else:
+        recorded = (trial.find_result() or {}).get(f"{path.stem}_sha256")
+    if actual != recorded and (actual or path == trial.losses_path):
         raise CorruptFile(f"{path} does not match the sha256 that its trial recorded.")
 
 
@@ -374,9 +367,9 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "result.json": TrialFolder.read_result,
     "metrics.jsonl": TrialFolder.read_metrics,
     "checkpoint-*": lambda trial: [*map(trial.verify_checkpoint, trial.checkpoints())],
-    "valid_losses.npy": lambda trial: _compare(trial.losses_path, _recorded(trial, "valid_losses")),
-    "weights.safetensors": _check_weights,
-    "tokenizer.json": _check_tokenizer,
+    "valid_losses.npy": lambda trial: _check_hash(trial, trial.losses_path),
+    "weights.safetensors": lambda trial: _check_hash(trial, trial.weights_path),
+    "tokenizer.json": lambda trial: _check_hash(trial, trial.tokenizer_path),
     "lease.json": None,
     "log.txt": None,
 }

@@ -20,7 +20,7 @@ settings = {"data": "synthetic", FIELDS}
 try:
     experiment = load_experiment("quick", settings)
     request = Request(experiment, Execution(device="cpu"), SweepFolder(Path("/nowhere")))
-    inputs, model = identify_inputs(request), experiment.model
+    (request, inputs), model = identify_inputs(request), experiment.model
     print(json.dumps([experiment.init, experiment.tokenizer, model.model_dump(), inputs.start,
                       inputs.init_path]))
 except SweepError as error:

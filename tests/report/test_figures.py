@@ -5,6 +5,7 @@ import pytest
 
 from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
+from sweep.config.objective import Objective
 from sweep.report import figures
 from sweep.report.figures import BOTTOM_EDGE, TOP_EDGE, batch_colors
 
@@ -74,7 +75,7 @@ def test_the_rates_have_their_points_curve_and_vertex_and_marks_of_pruned_trials
     sweep.trials.loc[lowest, "state"] = "PRUNED"
     sweep.trials.loc[lowest, "final_valid_loss"] = np.nan
     policies = sweep.policies
-    (axis,) = figures.plot_rates(policies).axes
+    (axis,) = figures.plot_rates(policies, sweep.plan.settings.objective).axes
     rates = [rate for policy in policies for rate in policy.rates]
     lines = [line for line in axis.lines if len(line.get_xdata())]
     stars = [line for line in lines if line.get_marker() == "*"]
@@ -95,3 +96,16 @@ def test_the_rates_have_their_points_curve_and_vertex_and_marks_of_pruned_trials
         for line in pruned:
             assert list(line.get_xdata()) == [sweep.trials.loc[lowest, "learning_rate"]]
             assert list(line.get_ydata()) == [BOTTOM_EDGE]
+
+
+def test_the_rates_show_a_maximized_objective_by_its_own_name_and_sign(tuned):
+    sweep, _ = read(tuned)
+    accuracy = Objective("final_valid_accuracy", "maximize")
+    losses, shown = (
+        figures.plot_rates(sweep.policies, objective).axes[0]
+        for objective in (sweep.plan.settings.objective, accuracy)
+    )
+    assert shown.get_ylabel() == "final validation accuracy, tuning seed"
+    for line, other in zip(losses.lines, shown.lines, strict=True):
+        if line.get_marker() == "o":
+            assert list(other.get_ydata()) == [-value for value in line.get_ydata()]

@@ -44,7 +44,7 @@ def fields(pretrained, text, **more):
 def build(pretrained, text, folder, **more):
     experiment = load_experiment("quick", fields(pretrained, text, **more))
     request = Request(experiment, Execution(device="cpu", loss_chunk_rows=100), SweepFolder(folder))
-    plan = build_plan(experiment, request.execution, identify_inputs(request))
+    plan = build_plan(experiment, request.execution, identify_inputs(request)[1])
     return plan, TrainingStep(plan.trial_config(plan.trials[0]), CPU)
 
 

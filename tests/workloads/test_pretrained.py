@@ -54,10 +54,7 @@ def fields(pretrained, text, **more):
 def trial_of(pretrained, text, folder):
     experiment = load_experiment("grpo-words", fields(pretrained, text))
     plan = make_plan(Request(experiment, Execution(device="cpu"), SweepFolder(folder))).plan
-    config = plan.trial_config(plan.trials[0], "x")
-    place = SweepFolder(folder)
-    paths = {name: place.locate(getattr(config, name)) for name in ("data_path", "init_path")}
-    return config.model_copy(update=paths)
+    return SweepFolder(folder).located(plan.trial_config(plan.trials[0], "x"))
 
 
 def test_the_start_decides_model_and_tokenizer(pretrained, text, tmp_path):
