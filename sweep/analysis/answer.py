@@ -156,7 +156,7 @@ class Ranking:
 
 
 def decide_trials(
-    reports: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate], has_looks: bool
+    reports: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate]
 ) -> tuple[pd.Index, Decision] | None:
     """Decide about labels and batch sizes together; None if fewer than two can be compared.
 
@@ -168,8 +168,8 @@ def decide_trials(
     if (~np.isinf(table).any(axis=1)).sum() < 2:
         return None
     used = reports.groupby(keys)["learning_rate"].first().reindex(table.index)
-    seeds = table.notna().sum(axis=1)
-    looks = LOOKS if has_looks or seeds.nunique() > 1 else ()
+    has_looks = reports["has_looks"].astype(str).eq("True").any()
+    looks = LOOKS if has_looks or table.notna().sum(axis=1).nunique() > 1 else ()
     untuned, points = rate_points({}), None
     if rates:
         cells = [rates.get(cell) for cell in table.index]
@@ -181,13 +181,13 @@ def decide_trials(
 def build_answer(
     policy: str,
     reports: pd.DataFrame,
-    sizes: Sequence[int],
     made: Decision,
     objective: Objective,
     reasons: Sequence[str] = (),
     scope: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
+    sizes = sorted({*reports["batch_size"].astype(int)})
     rows = [
         _describe_size(index, reports[reports["batch_size"] == size], made, objective)
         for index, size in enumerate(sizes)

@@ -230,7 +230,7 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
     """
     pairs = zip(trials["policy"], trials["learning_rate"], strict=True)
     labels = [f"fixed {short(r)}" if policy == "fixed" else str(policy) for policy, r in pairs]
-    if trials["optimizer"].nunique() < 2:
+    if "optimizer" not in trials or trials["optimizer"].nunique() < 2:
         return labels
     return [", ".join(map(str, pair)) for pair in zip(trials["optimizer"], labels, strict=True)]
 

@@ -1,7 +1,7 @@
 """The results of a sweep: the checks and the answer of each policy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -67,10 +67,6 @@ class PolicyResult:
     def blocking(self) -> list[Check]:
         """The failed checks that make a recommendation provisional."""
         return [check for check in self.failed if check.blocks_claims]
-
-
-# The reporting trials that ended, why an answer from them is provisional, and its scope.
-Undecided = dict[PolicyResult, tuple[pd.DataFrame, list[str], str]]
 
 
 class Sweep(SweepTables):
@@ -254,8 +250,15 @@ def judge_trials(
     plan: Plan | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
-    rows, by_policy = rows_of_trials(trials), dict[str, Undecided]()
+    rows, by_policy = rows_of_trials(trials), dict[str, list[PolicyResult]]()
     tuning_command = (answering_command(plan) if plan else None) or ""
+    has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
+    reports = rows[(rows["stage"] == "report") & has_ended]
+    loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
+    reports = reports.assign(value=loss).dropna(subset=["value"])
+    if rows["has_target"].any():  # without the time from the target to the last evaluation
+        share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
+        reports["seconds_training"] *= share.fillna(1.0)
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
         checks = check_rows(table, tuning_command)
@@ -267,47 +270,47 @@ def judge_trials(
             checks += [build_check(c, evidence, missing_columns=missing) for c in CURVE_CHECKS]
         if plan and plan.settings.traits.tokens == "examples":
             checks = [about_examples(check) for check in checks]
-        has_ended = (own["state"].isin(["COMPLETE", "PRUNED"])) | own["has_diverged"]
-        reports = own[(own["stage"] == "report") & has_ended]
-        loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
-        reports = reports.assign(value=loss).dropna(subset=["value"])
-        if own["has_target"].any():  # without the time from the target to the last evaluation
-            share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
-            reports["seconds_training"] *= share.fillna(1.0)
         result = PolicyResult(str(label), checks, table.rates, None, None, curve)
+        by_policy.setdefault(result.label.rpartition(", ")[2], []).append(result)
+
+    def answer_from(rows: pd.DataFrame, result: PolicyResult, made: Decision) -> Answer:
         reasons = [  # the tuning command follows as the next step
             f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
             for check in result.blocking
         ]
-        about = reports, reasons, scope_of(trials, result.label, plan)
-        by_policy.setdefault(result.label.rpartition(", ")[2], {})[result] = about
-    decided = (_decide_policy(results, objective) for results in by_policy.values())
+        scope = scope_of(trials, result.label, plan)
+        return build_answer(result.label, rows, made, objective, reasons, scope)
+
+    decided = (_decide_policy(own, reports, answer_from) for own in by_policy.values())
     return [result for results in decided for result in results]
 
 
-def _decide_policy(results: Undecided, objective: Objective) -> list[PolicyResult]:
-    """Decide about the optimizers of a policy together; return their results, the best first."""
-    reports = pd.concat(rows for rows, _, _ in results.values())
+def _decide_policy(
+    results: list[PolicyResult],
+    reports: pd.DataFrame,
+    answer_from: Callable[[pd.DataFrame, PolicyResult, Decision], Answer],
+) -> list[PolicyResult]:
+    """Decide about the optimizers of a policy together; return their results, the best first.
+
+    `reports` has the reporting trials that ended.
+    """
+    reports = reports[reports["label"].isin([result.label for result in results])]
     rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
-    has_looks = bool(reports["has_looks"].astype(str).eq("True").any())
-    if (decided := decide_trials(reports, rates, has_looks)) is None:
-        return [*results]
-    (cells, made), answered = decided, []
-    for result, (rows, reasons, scope) in results.items():
-        part = slice(*cells.slice_locs(result.label, result.label))
-        decision, sizes = made.of(part), [int(size) for _, size in cells[part]]
+    if (decided := decide_trials(reports, rates)) is None:
+        return results
+    cells, made = decided
+    for index, result in enumerate(results):
+        decision = made.of(slice(*cells.slice_locs(result.label, result.label)))
         if np.isfinite(decision.mean).sum() > 1:
-            more = objective, reasons, scope
-            answer = build_answer(result.label, rows, sizes, decision, *more)
-            result = replace(result, decision=decision, answer=answer)
-        answered.append(result)
-    answered.sort(key=lambda r: np.nanmin(r.decision.best_estimate) if r.decision else math.inf)
-    first, *others = answered
+            answer = answer_from(reports[reports["label"] == result.label], result, decision)
+            results[index] = replace(result, decision=decision, answer=answer)
+    results.sort(key=lambda r: np.nanmin(r.decision.best_estimate) if r.decision else math.inf)
+    first, *others = results
     if others and first.answer:
         answers = [result.answer for result in others if result.answer]
-        ranking = Ranking.of(cells, made, objective, answers)
-        answered[0] = replace(first, answer=replace(first.answer, optimizers=ranking))
-    return answered
+        ranking = Ranking.of(cells, made, first.answer.compared, answers)
+        results[0] = replace(first, answer=replace(first.answer, optimizers=ranking))
+    return results
 
 
 def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float | None]:

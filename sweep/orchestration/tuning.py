@@ -182,7 +182,8 @@ class Tuning:
             least = min(row.tokens for row in rows)
             rows = [row for row in rows if row.tokens == least]
             template, stage, finest = rows[0], "search", rates.FINEST
-            grid = tuple(plan.tuning_centre(template) * factor for factor in rates.GRID)
+            centre = plan.tuning_centre(template.batch_size, template.optimizer)
+            grid = tuple(centre * factor for factor in rates.GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             if self.settings.prune and self.target is None:  # else the schedule ends late trials
                 rungs = rates.rung_steps(template.steps, plan.settings.evaluation)

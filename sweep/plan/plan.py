@@ -141,9 +141,9 @@ class Plan(Inputs):
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
-    def tuning_centre(self, row: PlannedTrial) -> float:
-        name, tuning = row.optimizer or self.settings.optimizer.name, self.settings.tuning
-        usual = Policy("tuned").rate_at(row.batch_size, name)
+    def tuning_centre(self, batch_size: int, optimizer: str | None = None) -> float:
+        name, tuning = optimizer or self.settings.optimizer.name, self.settings.tuning
+        usual = Policy("tuned").rate_at(batch_size, name)
         return tuning.centres.get(name) or tuning.centre or usual
 
     @property
@@ -208,7 +208,8 @@ def build_plan(
         for cell in [cell for cell in experiment.cells if cell not in winners]:
             row = _plan_cell(plan, policy, cell, tuning_tokens)
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            rows += [plan.with_rate(row, plan.tuning_centre(row) * factor) for factor in GRID]
+            centre = plan.tuning_centre(row.batch_size, row.optimizer)
+            rows += [plan.with_rate(row, centre * factor) for factor in GRID]
     for cell in experiment.cells:
         report = _plan_cell(plan, policy, cell, tokens)
         for seed in range(_seed_count(experiment, policy, cell, old_rows)):
