@@ -42,7 +42,7 @@ def print_plan(
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
-        device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
+        device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
     unit, parameters = settings.traits.tokens, plan.model.parameters
     facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None, settings.data]
     if plan.tokens_per_sequence > 1:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config import SHIPPED
 from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
@@ -21,7 +20,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import shipped_module
+from sweep.config.objects import is_shipped
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -34,9 +33,9 @@ from sweep.config.settings import (
     parse_settings,
 )
 from sweep.errors import SweepError
+from sweep.experiments import SHIPPED
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
@@ -206,7 +205,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         own_model = self.model.name if self.model.kind == "object" else ""
         of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
         names = (self.workload, own_model, *of_grpo)
-        return [name for name in dict.fromkeys(names) if ":" in name and not shipped_module(name)]
+        return [name for name in dict.fromkeys(names) if ":" in name and not is_shipped(name)]
 
 
 def _read_seeds(value: Any) -> Any:

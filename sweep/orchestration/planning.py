@@ -11,7 +11,7 @@ from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import describe_objects, identify_code, object_name, require_extra
+from sweep.config.objects import describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable
@@ -175,28 +175,17 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
-    samples, is_deepspeed = experiment.traits.samples, chosen.strategy == "deepspeed"
+    samples = experiment.traits.samples
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
-    if devices == 1 and (chosen.zero or is_deepspeed):
-        raise SweepError(
-            "zero and strategy need several devices per trial, got 1. Add --devices-per-trial, or "
-            "leave them out."
-        )
+    if devices == 1 and chosen.zero:
+        problem = "zero needs several devices per trial, got 1"
+        raise SweepError(f"{problem}. Add --devices-per-trial, or leave it out.")
     if devices > 1 and (samples or device not in ("cpu", "cuda")):
         raise SweepError(
             f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
             f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
         )
-    if is_deepspeed:
-        is_supported = experiment.optimizer.name == "adamw" and not experiment.schedule.average
-        if not (chosen.zero and is_supported and experiment.precision != "bf16-pure"):
-            raise SweepError(
-                "strategy deepspeed needs zero 1, 2 or 3, the optimizer adamw, a precision other "
-                "than bf16-pure, and schedule.average = 0. Change them, or leave it out."
-            )
-        if not is_elsewhere:
-            require_extra("deepspeed", "deepspeed", "strategy deepspeed")
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)
     sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
@@ -215,7 +204,6 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
     reasons = {
         "a memory limit on a CPU counts the tensors of every operation": is_cpu
         and execution.device_memory_bytes is not None,
-        "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
         f"compiling is not supported on {device}": device == "mps",
         f"the plan has only {flops:.1e} training FLOPs": is_cpu and flops < COMPILE_FLOPS,
         "no compiler on this machine": is_available(device)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from sweep.config.experiment import Experiment
-from sweep.config.objects import shipped_module
+from sweep.config.objects import is_shipped
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
@@ -187,7 +187,7 @@ def build_plan(
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel(name=name.partition(":")[0] if shipped_module(name) else name),
+        model=PlannedModel(name=name.partition(":")[0] if is_shipped(name) else name),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,

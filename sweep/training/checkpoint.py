@@ -191,7 +191,7 @@ class CheckpointStore:
 
 
 def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
-    step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
+    step.parallel.make_states()
     tensors, rank = _tensors(step), ranks.rank()
     has_random_state = rank < notes["processes"]
     if not has_random_state:  # this process keeps its own
@@ -206,7 +206,6 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
         stored = load_file(folder / WHOLE)
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
-    step.parallel.load(tensors)
     if has_random_state:
         torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
         if step.device.type == "cuda":

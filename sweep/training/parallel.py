@@ -25,7 +25,6 @@ LossSum = Callable[[nn.Module, Batch], Tensor]
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
@@ -93,14 +92,11 @@ class Parallel:
                     tensors[f"{name}.{key}"] = value
         return tensors
 
-    def make_states(self, backward: Callable[[int], object]) -> None:
-        """Allocate states by a step at rate 0; `backward` adds gradients of N random sequences."""
+    def make_states(self) -> None:
+        """Allocate the optimizer states by a step at rate 0."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.update(learning_rate=0.0, max_norm=1.0)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load restored `model.NAME` and `optimizer.NAME` tensors, if they are copies."""
 
 
 class FunctionModule(nn.Module):
