@@ -51,6 +51,7 @@ def print_plan(
         device = f"{settings.precision} on {device}"
     text = ", ".join(filter(None, (*facts, device)))
     console.print(f"[bold]{plan.experiment}[/]: {escape(printable(text))}")
+    shows_warmup = settings.passes("warmup_steps")
     columns = ("lr", "seeds", unit, "steps", "warmup", "microbatch × devices × accumulation")
     table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
     groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
@@ -65,7 +66,7 @@ def print_plan(
             f"{len(rows)}{' (tuning)' if first.stage == 'tune' else ''}",
             f"{first.tokens:,}",
             f"{first.steps:,}",
-            f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})",
+            f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})" * shows_warmup,
             f"{first.microbatch_size} × {first.devices} × {first.gradient_accumulation_steps}",
             format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
             _total_time(rows),
@@ -115,7 +116,10 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
     answer = "This plan cannot tell which batch size is best. The command that can"
-    return {f"Rate, {p}": describe_policy(p, settings.tuning.dimensions) for p in policies} | {
+    dimensions = settings.tuning.dimensions
+    is_rate_only = not settings.passes("beta2", "weight_decay")
+    rates = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in policies}
+    return rates | {
         settings.traits.tokens.capitalize(): None if plan.tokens_are_common else tokens,
         "Target": target and f"a trial ends when its validation loss stays below {target:g}",
         "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",

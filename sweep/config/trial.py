@@ -116,6 +116,7 @@ class TrialConfig(Settings):
     steps: int
     warmup_steps: int
     token_budget: int | None = None  # before rounding to whole steps; None: unknown
+    objective_curve: str = "valid/loss"  # metric of the objective, which a command must report
     microbatch_size: int  # as planned; state.json records a smaller one after out-of-memory
     data_path: str | None = None  # if data is a path; relative to the sweep folder
     init_path: str | None = None  # folder of the initial weights; relative to the sweep folder

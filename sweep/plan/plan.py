@@ -122,6 +122,7 @@ class Plan(Inputs):
             steps=row.steps,
             warmup_steps=row.warmup_steps,
             token_budget=tuning_budget or self.token_budget,
+            objective_curve=self.settings.traits.objective.curve,
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
             init_path=self.init_path,
@@ -244,6 +245,8 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
     if policy.kind != "fixed":
         schedule = schedule.model_copy(update={"warmup_min_steps": 0})
     bound = tokens_at_once(execution.device) // sequence
+    if plan.settings.command is not None:
+        bound = batch  # it may not split batches
     size = choose_microbatch(
         batch,
         min(bound, execution.microbatch_bound or bound),
