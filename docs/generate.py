@@ -15,6 +15,7 @@ from sweep.analysis.results import answer_of
 from sweep.cli import sweep
 from sweep.config.experiment import (
     AnswerSettings,
+    Declared,
     EvaluationSettings,
     Experiment,
     GrpoSettings,
@@ -42,6 +43,7 @@ TABLES: dict[str, type[Settings]] = {  # keys of a TOML file, by the table that 
     "evaluation": EvaluationSettings,
     "tuning": TuningSettings,
     "answer": AnswerSettings,
+    "declared": Declared,
     "grpo": GrpoSettings,
 }
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation

@@ -8,6 +8,7 @@ The names in `__all__` are imported on first use, so that `import sweep` is fast
 from typing import Any
 
 from sweep.errors import SweepError
+from sweep.script import log
 from sweep.version import __version__ as __version__
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "answer",
     "forecast_memory",
     "load_sweep",
+    "log",
     "plan_sweep",
     "probe_memory",
     "run_sweep",

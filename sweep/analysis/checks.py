@@ -6,7 +6,7 @@ that need only a table of trials are in `sweep.analysis.rules`.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ CURVE_CHECKS = (
     *("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early"),
     "crossing_unresolved",
 )
+COMMAND_CHECKS = ("command_repeats", "command_accumulation", "command_resumes")
 MOST_INTERPOLATION_ERROR = 0.01  # relative error of the tokens to a target
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 
@@ -84,6 +85,14 @@ def about_examples(check: Check) -> Check:
     texts = check.condition, check.evidence
     condition, evidence = (re.sub("token|sequence", "example", text) for text in texts)
     return replace(check, condition=condition, evidence=evidence)
+
+
+def checks_of_command(checked: Mapping[str, Any], command: str) -> list[Check]:
+    """Return the checks of check.json, or that they were not made, which `command` would do."""
+    none = {"status": NOT_APPLICABLE, "evidence": f"Not checked: {command}"}
+    rows = dict.fromkeys(COMMAND_CHECKS, none) | checked.get("checks", {})
+    failed = {PASS: False, FAIL: True}
+    return [build_check(c, row["evidence"], failed.get(row["status"])) for c, row in rows.items()]
 
 
 def check_curve(curve: StepsCurve) -> list[Check]:

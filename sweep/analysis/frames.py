@@ -3,6 +3,7 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
+import contextlib
 import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from sweep.config.objective import LOSS, Objective
 from sweep.errors import CorruptFile, SweepError, printable
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
-from sweep.trial.files import canonical_json, refuse_links, replacing
+from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
@@ -63,6 +64,7 @@ class SweepTables:
     trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
     curves: pd.DataFrame  # one row per logged point: id, time, step, tokens, one column a metric
     warnings: tuple[str, ...]  # sentences about files that were left out
+    checked: dict[str, Any]  # check.json, if it is of the plan's code
 
 
 def load_tables(path: str | Path) -> SweepTables:
@@ -89,8 +91,9 @@ def load_tables(path: str | Path) -> SweepTables:
     }
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
-        own = {"optimizer": row.optimizer or plan.settings.optimizer.name}
-        record = {**row.model_dump(), **common, **own, **_read_record(trial, warnings)}
+        record = {**row.model_dump(), **common}
+        record["optimizer"] = row.optimizer or plan.settings.optimizer.name
+        record |= _read_record(trial, warnings) | dict.fromkeys(plan.settings.unused)
         if "execution" in record:  # from result.json
             record["execution"] = canonical_json(record["execution"])
         else:  # the microbatch may have shrunk after out_of_memory
@@ -113,7 +116,12 @@ def load_tables(path: str | Path) -> SweepTables:
     points = points[[*names, *logged]].astype({"step": int, "tokens": int})
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
-    return SweepTables(folder.name, plan, trials, points, tuple(warnings))
+    checked: dict[str, Any] = {}
+    with contextlib.suppress(SweepError):  # a damaged file counts as none
+        checked = find_json(folder.check_path) or {}
+    if (checked.get("command"), checked.get("code")) != (plan.settings.command, plan.code):
+        checked = {}
+    return SweepTables(folder.name, plan, trials, points, tuple(warnings), checked)
 
 
 def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from sweep.analysis.checks import (
     build_check,
     check_curve,
     check_rows,
+    checks_of_command,
     supports_crossings,
     supports_fit,
 )
@@ -120,6 +121,10 @@ class Sweep(SweepTables):
         return lines
 
     def _with_next_step(self, result: PolicyResult) -> PolicyResult:
+        if self.plan.settings.command is not None:
+            command = command_with(self.plan).replace("sweep run", "sweep check", 1)
+            checks = [*result.checks, *checks_of_command(self.checked, command)]
+            result = replace(result, checks=checks)
         if result.answer is None:
             return result
         settle, seconds = _settle(self, result)
@@ -427,9 +432,11 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
         names = [*settings.tuning.dimensions]
-        parts = [f"model {settings.model.name}"] + [f"data {settings.data}"] * bool(settings.data)
-        optimizer = label.rpartition(", ")[0] or settings.optimizer.name
-        parts += [f"optimizer {optimizer}", f"{settings.schedule.name} schedule"]
+        parts = [settings.model.name]
+        if settings.command is None:
+            parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
+            optimizer = label.rpartition(", ")[0] or settings.optimizer.name
+            parts += [f"optimizer {optimizer}", f"{settings.schedule.name} schedule"]
     has_target = bool(reports["target"].notna().any())
     if has_target:
         parts.append(f"target {reports['target'].max():g}")

@@ -208,6 +208,26 @@ def plan(
 
 
 @click.command(cls=SettingsCommand)
+@common_options("Folder of the sweep; by default results/EXPERIMENT.")
+def check(experiment: str | None, out: Path | None, json: bool, **settings: Any) -> None:
+    """Check a --command: the same losses again, with half the microbatch, after a kill?
+
+    Takes the options of `sweep run`. The report of a sweep in the same folder shows the results.
+    """
+    from sweep.analysis.checks import checks_of_command
+    from sweep.orchestration.check import check_command
+    from sweep.orchestration.planning import read_request
+
+    document = check_command(read_request(experiment, settings, out), partial(echo, err=True))
+    if json:
+        print_document(document)
+        return
+    for row in checks_of_command(document, ""):
+        echo(f"{row.status}: {row.condition} {row.evidence} {row.remedy}")
+    echo("\n".join(f"NOT CHECKED: {sentence}" for sentence in document["not_checked"]))
+
+
+@click.command(cls=SettingsCommand)
 @common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict the memory of each batch size, and the largest microbatch that fits a device."""
@@ -529,6 +549,6 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
 
 
 COMMANDS = (
-    *(run, plan, forecast, probe, status, stop, log, clean, report, answer, audit, ui, data),
+    *(run, plan, check, forecast, probe, status, stop, log, clean, report, answer, audit, ui, data),
     doctor,
 )

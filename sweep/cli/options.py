@@ -24,11 +24,12 @@ class SettingsCommand(click.Command):
         from sweep.config.settings import settings_of
         from sweep.config.trial import Execution, Services
 
+        name = "run" if self.name == "check" else self.name
         return {
             build_option(setting): setting.flag.group
             for table in (Experiment, Execution, Services)
             for setting in settings_of(table)
-            if self.name in setting.flag.commands
+            if name in setting.flag.commands
         }
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

@@ -8,9 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config import SHIPPED
 from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
@@ -22,7 +21,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import shipped_module
+from sweep.config.objects import check_command, is_shipped, title_of_command
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -35,12 +34,17 @@ from sweep.config.settings import (
     parse_settings,
 )
 from sweep.errors import SweepError
+from sweep.experiments import SHIPPED
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
+# Settings of an experiment with a command; others belong to trainings of this package.
+OF_COMMANDS = {
+    *("name", "question", "command", "context", "budget", "batches", "lr", "seeds", "tuning"),
+    *("answer", "declared", "optimizer", "schedule"),  # for {beta2}, {weight_decay}, {warmup_steps}
+}
 METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # as an evaluation returns it
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
@@ -189,15 +193,20 @@ class WorkloadTraits:
         return cls(model.context)  # a user's `module:object`
 
 
-class Declared(Settings):
-    """Class attributes of the user's workload."""
+class Declared(Settings, use_attribute_docstrings=True):
+    """Class attributes of the user's workload; for a command they are set here."""
 
-    tokens_per_sequence: Positive | None = None
+    tokens_per_sequence: Positive | None = None  # by default the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
-    objective: Annotated[str, Field(pattern=METRIC_NAME)] = "loss"
-    direction: Literal["minimize", "maximize"] = "minimize"
-    unit: str = ""
-    tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance
+    objective: Annotated[str, Field(pattern=METRIC_NAME), RunFlag(Group.MODEL, metavar="NAME")] = (
+        "loss"
+    )
+    """Of a command: it reports valid/NAME, by which batch sizes are compared."""
+    direction: Annotated[Literal["minimize", "maximize"], RunFlag(Group.MODEL)] = "minimize"
+    """Of a command's objective."""
+    unit: Annotated[str, RunFlag(Group.MODEL)] = ""
+    """Of a command's objective."""
+    tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance  # --tolerance takes precedence
 
 
 class TrainingSettings(Settings, use_attribute_docstrings=True):
@@ -206,9 +215,13 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     model: Annotated[ModelSettings, Flag()]
     """tinystories, small, quick, gpt2, elman, hf:OWNER/NAME, a folder, or your module:object."""
     workload: Annotated[
-        str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
+        str, Field(pattern="^(pretrain|grpo|quadratic|command|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
+    command: Annotated[
+        Annotated[str, AfterValidator(check_command)] | None, RunFlag(Group.MODEL)
+    ] = None
+    """Your training script, with placeholders such as {batch_size}: docs/script.md."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Train to this validation loss, at a constant rate; the budget is a cap."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -220,14 +233,26 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     def traits(self) -> WorkloadTraits:
         return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
+    def passes(self, *names: str) -> bool:
+        """Return True if trainings receive one of these values: a command by a placeholder."""
+        return self.command is None or any(f"{{{name}}}" in self.command for name in names)
+
+    @property
+    def unused(self) -> list[str]:
+        """The values of the optimizer and the schedule that a command does not receive."""
+        names = ("beta2", "weight_decay", "warmup_steps", "optimizer")
+        return [name for name in names if not self.passes(name)]
+
     @property
     def user_objects(self) -> list[str]:
-        """The user's own workload, model, optimizer and so on, each as module:object."""
+        """The command, or the user's workload, optimizer and so on, each as module:object."""
+        if self.command is not None:
+            return [self.command]
         own_model = self.model.name if self.model.kind == "object" else ""
         of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
         optimizers = (self.optimizer.name, *getattr(self, "optimizers", ()))
         names = (self.workload, own_model, *of_grpo, *optimizers, self.schedule.name)
-        return [name for name in dict.fromkeys(names) if ":" in name and not shipped_module(name)]
+        return [name for name in dict.fromkeys(names) if ":" in name and not is_shipped(name)]
 
 
 def _read_seeds(value: Any) -> Any:
@@ -327,6 +352,8 @@ class Experiment(TrainingSettings):
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
         is_user_code = ":" in workload
         reads_model = workload in ("pretrain", "grpo")
+        if (workload == "command") != (self.command is not None):
+            raise ValueError("workload 'command' needs a command. Use --command instead")
         if not is_user_code and reads_model != (model.vocabulary is not None):
             raise ValueError(f"workload {workload!r} cannot train {model.name!r}. Change either")
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
@@ -340,6 +367,8 @@ class Experiment(TrainingSettings):
             raise ValueError("lora needs pretrained weights. Name them with --init")
         if "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions):
             raise ValueError("tuning.dimensions must contain lr, each at most once. Write lr,beta2")
+        if absent := [name for name in tuning.dimensions if name != "lr" and not self.passes(name)]:
+            raise ValueError(f"tuning {absent[0]} needs {{{absent[0]}}} in the command. Add it")
         if len({*self.optimizers, "none"}) <= len(self.optimizers):
             raise ValueError("optimizers must differ, and none is not one of them. Correct them")
         if (tuning.budget or 0) > self.budget:
@@ -377,12 +406,13 @@ def load_experiment(
 ) -> Experiment:
     """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field.
 
-    The default for the user's workload names no model and no text; otherwise `tinystories`.
+    The default for the user's workload or command names no model and no text; otherwise
+    `tinystories`.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     workload = str(flags.get("workload", ""))
     fields: dict[str, Any] = {"lr": "1e-3"}
-    if name or ":" not in workload:
+    if name or not (":" in workload or "command" in flags):
         default = "quadratic" if workload == "quadratic" else "tinystories"
         fields = _read_experiment(name or default)
     model: Any = fields.get("model", "tinystories")
@@ -416,8 +446,18 @@ def load_experiment(
 
 
 def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment whose workload has its own model."""
-    workload = str(fields.get("workload", ""))
+    """Return the fields of an experiment whose workload or command has its own model."""
+    workload, command = str(fields.get("workload", "")), fields.get("command")
+    if command is not None:
+        if others := sorted(fields.keys() - OF_COMMANDS):
+            problem = "does not apply to a command, which has its own model, data and training"
+            raise SweepError(f"{others[0]} {problem}. Leave it out.")
+        title = title_of_command(check_command(str(command)))
+        name = f"command: {command}"
+        own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
+        return {"name": title, "data": None, **fields, "workload": "command", "model": own}
+    if "declared" in fields:
+        raise SweepError("objective, direction and unit need a command. Leave them out.")
     if (":" not in workload and workload != "quadratic") or "model" in fields:
         return {}
     own = {"kind": "object", "name": workload, "vocabulary": None, "context": 1}

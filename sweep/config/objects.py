@@ -1,37 +1,58 @@
-"""Import user code named `module:object`, and hash it for the trial id."""
+"""User code: objects named `module:object`, commands with placeholders, and their hashes."""
 
 import ast
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import itertools
+import json
 import os
 import re
+import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from sweep.config import SHIPPED, sha256_of_file
-from sweep.errors import SweepError, describe_error
+from sweep.config import sha256_of_file
+from sweep.errors import SweepError, describe_error, user_code
 
-# Shipped objects that experiments name without their module.
-SHORT_NAMES = {"quadratic": "noisy_quadratic:NoisyQuadratic", "words": "story_words:Words"}
+# Values of a trial, by which a command may contain {batch_size} and others.
+PLACEHOLDERS = (
+    *("batch_size", "learning_rate", "steps", "warmup_steps", "tokens", "examples", "seed"),
+    *("log", "folder", "resume", "microbatch_size", "accumulation", "beta2", "weight_decay"),
+    "device",
+)
+NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
+PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
+# Prints the versions of the packages that contain modules, in the environment of a Python.
+VERSIONS = """
+import json, sys
+from importlib.metadata import packages_distributions, version
+packages = packages_distributions()
+names = sorted({packages[module][0] for module in sys.argv[1:] if module in packages})
+print(json.dumps({name: version(name) for name in names}))
+"""
+# Objects of the shipped experiments, by the names that experiments and trials use for them.
+SHIPPED_OBJECTS = {
+    "grpo": "sweep.experiments.grpo:Grpo",
+    "quadratic": "sweep.experiments.noisy_quadratic:NoisyQuadratic",
+    "words": "sweep.experiments.story_words:Words",
+    "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
+    "elman:Elman": "sweep.experiments.elman:Elman",
+}
 
 
 def load_object(name: str) -> Any:
     """Import `module:object`. Modules in the current folder can be imported too."""
-    name = SHORT_NAMES.get(name, name)
-    module, _, attribute = name.partition(":")
+    module, _, attribute = SHIPPED_OBJECTS.get(name, name).partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
     if (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
     try:
-        if path := shipped_module(name):
-            return getattr(_load_shipped(module, path), attribute)
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
@@ -40,23 +61,8 @@ def load_object(name: str) -> Any:
         ) from error
 
 
-def _load_shipped(name: str, path: Path) -> ModuleType:
-    """Load a shipped module once per process, because it may register operators of torch."""
-    name = f"sweep_experiments_{name}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
-    return sys.modules[name]
-
-
-def shipped_module(name: str) -> Path | None:
-    """Return the file of an object that a shipped experiment brings; None for the user's own."""
-    module = name.partition(":")[0]
-    path = SHIPPED / f"{module}.py"
-    return path if module.isidentifier() and path.is_file() else None
+def is_shipped(name: str) -> bool:
+    return SHIPPED_OBJECTS.get(name, name).startswith("sweep.experiments.")
 
 
 def object_name(value: Any) -> str:
@@ -69,20 +75,78 @@ def object_name(value: Any) -> str:
 
 
 def describe_objects(names: Iterable[str]) -> str:
-    """Return each object's name with the file of its module and its hash; imports nothing."""
+    """Return each object or command with its files and their hashes; imports nothing."""
     descriptions = []
     for name in names:
-        top, *rest = name.partition(":")[0].split(".")
-        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
-        path = Path((spec and spec.origin) or top)
-        if spec and spec.origin is None:  # a package without __init__.py
-            path = Path(next(iter(spec.submodule_search_locations or [top]))) / "__init__.py"
-        if rest:
-            path = path.parent.joinpath(*rest)
-            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        digest = sha256_of_file(path) if path.is_file() else "not found"
-        descriptions.append(f"{name} ({path}, sha256 {digest[:12]})")
+        files = []
+        for path in files_of_command(name) if "{" in name else [_file_of_module(name)]:
+            digest = sha256_of_file(path) if path.is_file() else "not found"
+            files.append(f"{path}, sha256 {digest[:12]}")
+        descriptions.append(f"{name} ({'; '.join(files) or 'no file'})")
     return ", ".join(descriptions)
+
+
+def _file_of_module(name: str) -> Path:
+    """Return the file of the module in `module:object`, without importing it."""
+    top, *rest = name.partition(":")[0].split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+    path = Path((spec and spec.origin) or top)
+    if spec and spec.origin is None:  # a package without __init__.py
+        path = Path(next(iter(spec.submodule_search_locations or [top]))) / "__init__.py"
+    if rest:
+        path = path.parent.joinpath(*rest)
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path
+
+
+def check_command(command: str) -> str:
+    """Refuse a command that is no words of a shell, or lacks a value that every trial needs."""
+    try:
+        program = next(iter(shlex.split(command)), None)
+    except ValueError as error:
+        raise SweepError(f"command must be words of a shell, got {command!r} ({error}).") from None
+    used = {*PLACEHOLDER.findall(command)}
+    if unknown := sorted(used - {*PLACEHOLDERS}):
+        known = ", ".join(PLACEHOLDERS)
+        raise SweepError(f"command must use only the placeholders {known}, got {{{unknown[0]}}}.")
+    for names in NEEDED:
+        if program is None or not used & names:
+            choice = " or ".join(f"{{{name}}}" for name in PLACEHOLDERS if name in names)
+            raise SweepError(f"command must contain {choice}, got {command!r}. Add it.")
+    return command
+
+
+def title_of_command(command: str) -> str:
+    """Return the name of a command's experiment, that of its script; refuse one without program."""
+    program = shlex.split(command)[0]
+    if shutil.which(program) is None:
+        raise SweepError(
+            f"the first word of a command must be a program, got {program!r}. Correct it, or run "
+            "from the folder that contains it."
+        )
+    path = next(iter(files_of_command(command)), Path(program))
+    return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
+
+
+def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
+    """Return the words of a command; values are not split and reach no shell."""
+    words = shlex.split(command)
+    return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in words]
+
+
+def files_of_command(command: str) -> list[Path]:
+    """Return the files that a command names, also as `--option=FILE` and `-m MODULE`.
+
+    Python interpreters are left out.
+    """
+    words = shlex.split(command)
+    names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
+    for option, module in itertools.pairwise(words):
+        if option == "-m":
+            base = module.replace(".", "/")
+            names += [f"{base}.py", f"{base}/__main__.py"]
+    paths = map(Path, filter(os.path.isfile, names))
+    return [path for path in paths if not PYTHON.fullmatch(path.name)]
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -101,13 +165,39 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
     """
     loaded_before = {*sys.modules}  # the worker's own
     objects = {name: load_object(name) for name in names}
-    roots, files, imported = set[Path](), dict[str, str](), set[str]()
+    roots, imported = set[Path](), set[str]()
     for module in {name.partition(":")[0] for name in objects}:
         path = Path(getattr(sys.modules[module], "__file__", __file__))  # none: built into Python
         roots.add(path.parents[module.count(".") + (path.name == "__init__.py")])
         imported.add(module.partition(".")[0])
     loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
-    pending = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
+    paths = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
+    code = _identify_files(paths, roots, imported, sys.executable)
+    results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
+    values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
+    declared = {name: value for name, value in values if isinstance(value, str | int | float)}
+    return ({**code, "identity": results} if results else code), declared
+
+
+def identify_command(command: str) -> dict[str, Any]:
+    """Return what identifies the files of a command and the modules that these import."""
+    paths = [path.absolute() for path in files_of_command(command)]
+    pythons = [word for word in shlex.split(command) if PYTHON.fullmatch(Path(word).name)]
+    python = (shutil.which(pythons[0]) if pythons else None) or sys.executable
+    with user_code(f"the Python files of the command {command!r} must be valid"):
+        return _identify_files(paths, {Path.cwd(), *(path.parent for path in paths)}, set(), python)
+
+
+def _identify_files(
+    pending: list[Path], roots: set[Path], imported: set[str], python: str
+) -> dict[str, Any]:
+    """Hash files in some folders with what they import from there, except libraries.
+
+    Args:
+        imported: top-level modules whose packages are of interest; those of the files are added.
+        python: the interpreter in whose environment the versions of the packages are looked up.
+    """
+    files = dict[str, str]()
     while pending:
         path = pending.pop()
         root = next((root for root in sorted(roots) if root in path.parents), None)
@@ -115,18 +205,16 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
         if root is None or is_library or (name := path.relative_to(root).as_posix()) in files:
             continue
         files[name] = sha256_of_file(path)
-        for target in _imports(path, root):
-            parts = [part for part in (target, *target.parents) if root in part.parents]
-            sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
-            pending += filter(Path.is_file, itertools.chain(*sources))
-            imported.update(part.name for part in parts[-1:])
-    distributions = importlib.metadata.packages_distributions()
-    packages = sorted({distributions[top][0] for top in imported if top in distributions})
-    code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
-    results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
-    values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
-    declared = {name: value for name, value in values if isinstance(value, str | int | float)}
-    return ({**code, "identity": results} if results else code), declared
+        for folder in roots:
+            for target in _imports(path, folder):
+                parts = [part for part in (target, *target.parents) if folder in part.parents]
+                sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
+                pending += filter(Path.is_file, itertools.chain(*sources))
+                imported.update(part.name for part in parts[-1:])
+    # In another folder, because Python would import the user's files instead of its own modules.
+    program = [str(Path(python).absolute()), "-c", VERSIONS, *imported]
+    done = subprocess.run(program, cwd="/", capture_output=True, text=True, check=False)
+    return {"files": files, "packages": json.loads(done.stdout) if not done.returncode else {}}
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

@@ -67,8 +67,6 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Devices per trial, one process each."""
     zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES, commands=FORECASTING)] = 0
     """Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights."""
-    strategy: Annotated[Literal["torch", "deepspeed"], RunFlag(Group.DEVICES)] = "torch"
-    """Library that shards."""
     generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
     """Completions sampled at once; by default four microbatches."""
     keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"
@@ -118,6 +116,7 @@ class TrialConfig(Settings):
     steps: int
     warmup_steps: int
     token_budget: int | None = None  # before rounding to whole steps; None: unknown
+    objective_curve: str = "valid/loss"  # metric of the objective, which a command must report
     microbatch_size: int  # as planned; state.json records a smaller one after out-of-memory
     data_path: str | None = None  # if data is a path; relative to the sweep folder
     init_path: str | None = None  # folder of the initial weights; relative to the sweep folder

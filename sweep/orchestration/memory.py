@@ -26,6 +26,8 @@ def _plan_steps(
     request: planning.Request, is_elsewhere: bool = False
 ) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
     """Plan one trial per batch size; return the plan, these trials and the common head."""
+    if request.experiment.command is not None:
+        raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
     if not request.chooses_microbatch:

@@ -11,7 +11,12 @@ from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import describe_objects, identify_code, object_name, require_extra
+from sweep.config.objects import (
+    describe_objects,
+    identify_code,
+    identify_command,
+    object_name,
+)
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable, user_code
@@ -33,6 +38,7 @@ from sweep.trial.folder import SweepFolder, identify_start, weights_of
 
 LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
+EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -138,7 +144,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
                 new = build_plan(experiment, execution, inputs, command=command, old=old)
                 plan = grow_plan(old, new)
-            if new.code or new.settings.traits.samples:
+            if new.settings.command is None and (new.code or new.settings.traits.samples):
                 inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
@@ -162,6 +168,8 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
     plan = build_plan(experiment, execution, inputs, command=request.command)
+    if experiment.command is not None:
+        return plan
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
     reason = _reason_for_eager_steps(plan)
     text = f"eager: {reason}" if reason else "torch.compile"
@@ -176,39 +184,39 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
-    samples, is_deepspeed = experiment.traits.samples, chosen.strategy == "deepspeed"
-    optimizers = {*experiment.optimizer_names}
-    if chosen.zero and not optimizers <= {"adamw", "sgd"}:
-        names = " and ".join(experiment.optimizer_names)
-        raise SweepError(f"zero shards the optimizers adamw and sgd, got {names}. Leave it out.")
+    if experiment.command is not None:
+        _check_command(experiment, chosen)
+    samples, names = experiment.traits.samples, experiment.optimizer_names
+    if chosen.zero and not {*names} <= {"adamw", "sgd"}:
+        problem = f"zero shards the optimizers adamw and sgd, got {' and '.join(names)}"
+        raise SweepError(f"{problem}. Leave it out.")
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
-    if devices == 1 and (chosen.zero or is_deepspeed):
-        raise SweepError(
-            "zero and strategy need several devices per trial, got 1. Add --devices-per-trial, or "
-            "leave them out."
-        )
+    if devices == 1 and chosen.zero:
+        problem = "zero needs several devices per trial, got 1"
+        raise SweepError(f"{problem}. Add --devices-per-trial, or leave it out.")
     if devices > 1 and (samples or device not in ("cpu", "cuda")):
         raise SweepError(
             f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
             f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
         )
-    if is_deepspeed:
-        is_supported = optimizers == {"adamw"} and not experiment.schedule.average
-        if not (chosen.zero and is_supported and experiment.precision != "bf16-pure"):
-            raise SweepError(
-                "strategy deepspeed needs zero 1, 2 or 3, the optimizer adamw, a precision other "
-                "than bf16-pure, and schedule.average = 0. Change them, or leave it out."
-            )
-        if not is_elsewhere:
-            require_extra("deepspeed", "deepspeed", "strategy deepspeed")
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)
     sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
-    decided["evaluation_batch_size"] = max(1, sequences)
+    decided["evaluation_batch_size"] = 1 if experiment.command else max(1, sequences)
     if chosen.loss_chunk_rows is None:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
     return chosen.model_copy(update=decided)
+
+
+def _check_command(experiment: Experiment, chosen: Execution) -> None:
+    """Refuse what a command cannot do."""
+    if others := sorted(chosen.model_fields_set - EXECUTION_OF_COMMANDS):
+        raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
+    splits = experiment.passes("microbatch_size", "accumulation")
+    if (chosen.microbatch or chosen.accumulation) and not splits:
+        needed = "need {microbatch_size} or {accumulation} in the command"
+        raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
 
 
 def _reason_for_eager_steps(plan: Plan) -> str | None:
@@ -220,7 +228,6 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
     reasons = {
         "a memory limit on a CPU counts the tensors of every operation": is_cpu
         and execution.device_memory_bytes is not None,
-        "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
         f"compiling is not supported on {device}": device == "mps",
         f"the plan has only {flops:.1e} training FLOPs": is_cpu and flops < COMPILE_FLOPS,
         "no compiler on this machine": is_available(device)
@@ -232,6 +239,8 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
 def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
     row = plan.largest_step
+    if plan.settings.command is not None:
+        return {}
     try:
         bound, evaluation = run_job(largest_on_this_machine, plan.trial_config(row))
     except SweepError as error:
@@ -303,7 +312,9 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     """
     experiment, folder = request.experiment, request.folder
     fields: dict[str, Any] = {}
-    if objects := experiment.user_objects:
+    if experiment.command is not None:
+        fields["code"] = identify_command(experiment.command)
+    elif objects := experiment.user_objects:
         fields["code"], declared = run_job(identify_code, objects, tuple(Declared.model_fields))
         if experiment.workload in objects:
             own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")

@@ -21,6 +21,7 @@ LESS_MEMORY = (
     "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
     "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
 )
+LESS_MEMORY_OF_COMMAND = "Let the command use {microbatch_size} or {accumulation}, or less memory."
 
 
 class Scheduler:
@@ -184,7 +185,8 @@ class Scheduler:
         if is_retried:
             self._waiting.insert(0, trial)
         elif outcome.kind == Cause.OUT_OF_MEMORY:
-            self._update(trial, message=f"{status.message.rstrip('.')}. {LESS_MEMORY}")
+            remedy = LESS_MEMORY_OF_COMMAND if config.science.command else LESS_MEMORY
+            self._update(trial, message=f"{status.message.rstrip('.')}. {remedy}")
         if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
             half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
             self._microbatch_bound = min(half, self._microbatch_bound or half)

@@ -54,7 +54,7 @@ def _trial_status(
     value = last and last.get(metric.name)
     if last is None:
         lines = [*reversed(trial.find_metrics())]
-        last = next((line for line in lines if "train/loss" in line), {})
+        last = next((line for line in lines if "perf/tokens_per_second" in line), {})
         value = next((line[metric.curve] for line in lines if metric.curve in line), None)
     return {
         **row.model_dump(

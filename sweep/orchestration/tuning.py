@@ -185,7 +185,8 @@ class Tuning:
             centre = plan.tuning_centre(template.batch_size, template.optimizer)
             grid = tuple(centre * factor for factor in rates.GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
-            if self.settings.prune and self.target is None:  # else the schedule ends late trials
+            # With a target the schedule ends late trials; a command cannot pause.
+            if self.settings.prune and self.target is None and not plan.settings.command:
                 rungs = rates.rung_steps(template.steps, plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from sweep.config.experiment import Cell, Experiment
-from sweep.config.objects import shipped_module
+from sweep.config.objects import is_shipped
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
@@ -127,6 +127,7 @@ class Plan(Inputs):
             steps=row.steps,
             warmup_steps=row.warmup_steps,
             token_budget=tuning_budget or self.token_budget,
+            objective_curve=self.settings.traits.objective.curve,
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
             init_path=self.init_path,
@@ -194,7 +195,7 @@ def build_plan(
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel(name=name.partition(":")[0] if shipped_module(name) else name),
+        model=PlannedModel(name=name.partition(":")[0] if is_shipped(name) else name),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
@@ -254,6 +255,8 @@ def _plan_cell(
     if policy.kind != "fixed":
         schedule = schedule.model_copy(update={"warmup_min_steps": 0})
     bound = tokens_at_once(execution.device) // sequence
+    if plan.settings.command is not None:
+        bound = batch  # it may not split batches
     size = choose_microbatch(
         batch,
         min(bound, execution.microbatch_bound or bound),

@@ -86,8 +86,9 @@ def optimizer_facts(name: str) -> dict[str, Any]:
     return OPTIMIZERS.get(name, OPTIMIZERS["own"])
 
 
-def describe_policy(name: str, dimensions: Collection[str]) -> str:
-    return RULES[name.partition(":")[0]].format(dimensions=", ".join(dimensions))
+def describe_policy(name: str, dimensions: Collection[str], is_rate_only: bool = False) -> str:
+    text = RULES[name.partition(":")[0]].format(dimensions=", ".join(dimensions))
+    return text.partition(";")[0] if is_rate_only else text
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ class Mirror(threading.Thread):
                 with contextlib.suppress(SweepError):  # `_mirror_trial` reports a damaged file
                     ends.append(((status := trial.read_status()).state, status.cause))
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
-        settings = self.plan.settings.model_dump(mode="json")
+        own = {"optimizer", "schedule", "evaluation"} if self.plan.settings.command else None
+        settings = self.plan.settings.model_dump(mode="json", exclude=own)
         self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
@@ -191,8 +192,10 @@ class Mirror(threading.Thread):
             last = trial.result_path if result else trial.state_path
             times = [_point(line)[1] for line in lines[-1:]]
             end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
-            params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
-            params[self.plan.settings.traits.tokens] = params.pop("tokens")
+            settings = self.plan.settings
+            excluded = {"id", "forecast_bytes", "forecast_seconds", *settings.unused}
+            params = row.model_dump(exclude=excluded)
+            params[settings.traits.tokens] = params.pop("tokens")
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last
 

@@ -192,7 +192,7 @@ class CheckpointStore:
 
 
 def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
-    step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
+    step.parallel.make_states()
     tensors, rank = _tensors(step), ranks.rank()
     has_random_state = rank < notes["processes"]
     if not has_random_state:  # this process keeps its own
@@ -209,7 +209,6 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
             raise ValueError(f"the first step of the optimizer does not create {lacking[0]}")
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
-    step.parallel.load(tensors)
     for part, numbers in zip(step.parallel.numbers(), notes["optimizer"], strict=True):
         part.update(numbers)
     if has_random_state:

@@ -24,7 +24,10 @@ PEAK_FLOPS: dict[str, float] = read_toml(__file__, "peak_flops.toml")
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
-NO_MEMORY = r"(?i)out of memory|n[o']t allocate memory|not enough memory|cublas_status_alloc_failed"
+NO_MEMORY = (
+    r"(?i)out of memory|memoryerror|n[o']t allocate memory|not enough memory|"
+    "cublas_status_alloc_failed"
+)
 
 
 def resolve_device(name: str) -> str:
@@ -110,12 +113,12 @@ def flop_utilization(config: TrialConfig, device: torch.device, rate: float) -> 
     return rate * flops / (peak * config.execution.devices) if peak else None
 
 
-def peak_memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device: torch.device, who: int = resource.RUSAGE_SELF) -> int:
     """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(who).ru_maxrss * unit
 
 
 def forget_peak_memory(device: torch.device) -> int:

@@ -30,7 +30,6 @@ BUILT_IN: dict[str, Any] = {kind.__name__.lower(): kind for kind in (SGD, Adafac
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
     optimizer: Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
@@ -109,14 +108,11 @@ class Parallel:
         states = {} if own is None else own.state
         return {name: states.get(p, {}) for name, p in self.model.named_parameters()}
 
-    def make_states(self, backward: Callable[[int], object]) -> None:
-        """Allocate states by a step at rate 0; `backward` adds gradients of N random sequences."""
+    def make_states(self) -> None:
+        """Allocate the optimizer states by a step at rate 0."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.update(learning_rate=0.0, max_norm=1.0)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load restored `model.NAME` and `optimizer.NAME` tensors, if they are copies."""
 
 
 class FunctionModule(nn.Module):

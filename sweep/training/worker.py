@@ -39,6 +39,7 @@ from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
+from sweep.training.command import run_command
 from sweep.training.loop import train
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
@@ -86,6 +87,8 @@ def run_attempt(
             config = folder.read_config()
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
+            if config.science.command is not None:
+                return _run_command(config, status, store, should_stop)
             if config.execution.devices > 1 and not ranks.is_distributed():
                 return _launch(config, path, status, poll)
             return _run(config, status, store, poll)
@@ -154,6 +157,24 @@ def _run(
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
+
+
+def _run_command(
+    config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
+) -> Outcome:
+    print(f"attempt {status.attempts}: {config.steps} steps by a command", flush=True)
+    ending, progress, metrics, digest = run_command(config, store, should_stop)
+    if ending not in ("trained", "diverged"):
+        return Outcome(ending, f"step {progress.step} of {config.steps}")
+    final = FinalEvaluation(metrics) if metrics else None
+    message = "" if final else f"a loss that is not finite at step {progress.step}"
+    write_result(config, status, store, None, progress, final, message, digest)
+    keep = config.execution.keep if final and config.science.stage == "report" else "none"
+    if keep != "checkpoints":
+        files.remove(store.folder.resume_path)
+    if keep == "none":
+        files.remove(store.folder.work_path)
+    return Outcome("complete" if final else "diverged", message)
 
 
 def _seed_everything(seed: int) -> None:
@@ -233,16 +254,17 @@ def write_result(
     config: TrialConfig,
     status: TrialStatus,
     store: CheckpointStore,
-    step: TrainingStep,
+    step: TrainingStep | None,  # None: a command trained
     progress: Progress,
     final: FinalEvaluation | None,
     message: str,
     metrics_sha256: str,
 ) -> None:
-    folder, science = store.folder, config.science
+    folder, science, devices = store.folder, config.science, config.execution.devices
+    device = step.device if step else torch.device(config.execution.device)
     tokens = progress.step * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
-    epochs = step.workload.epochs()
+    epochs = step and step.workload.epochs()
     if files.find_sha256(folder.metrics_path) != metrics_sha256:
         raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
@@ -262,15 +284,14 @@ def write_result(
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
         "optimizer": science.optimizer.name,
         **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
-        "parameters": step.parameter_count,
+        "parameters": step and step.parameter_count,
         "tokens": tokens,
         "epochs": epochs and epochs * progress.step / config.steps,
         "steps": progress.step,
         "warmup_steps": config.warmup_steps,
-        "devices": ranks.count(),
+        "devices": devices,
         "microbatch_size": config.microbatch_size,
-        "gradient_accumulation_steps": science.batch_size
-        // (ranks.count() * config.microbatch_size),
+        "gradient_accumulation_steps": science.batch_size // (devices * config.microbatch_size),
         "state": State.COMPLETE if final else State.FAILED,
         "cause": None if final else Cause.DIVERGED,
         "message": message or None,
@@ -286,17 +307,19 @@ def write_result(
         "bytes_per_token": valid_bytes / valid_tokens,
         "tokens_to_target": to_target,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
+        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_"))},
         "tokens_per_second": tokens_per_second,
-        "mfu": machine.flop_utilization(config, step.device, tokens_per_second),
-        "device": machine.device_name(step.device),
-        "torch_version": torch.__version__,
+        "mfu": machine.flop_utilization(config, device, tokens_per_second),
+        "device": machine.device_name(device),
+        "peak_memory_bytes": progress.peak_memory_bytes or None,
+        "torch_version": step and torch.__version__,
         "git_commit": git_commit(),
         "data_sha256": files.sha256_of(science.data) if science.data else None,
         "execution": config.execution.model_dump(mode="json"),
         "metrics_sha256": metrics_sha256,
         "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
         "weights_sha256": files.find_sha256(folder.weights_path),
+        **dict.fromkeys(science.unused),
     }
     files.write_json(folder.result_path, files.with_nulls(record), store.check)
 

@@ -124,6 +124,9 @@ class TrialFolder:
         self.weights_path = path / "weights.safetensors"
         self.tokenizer_path = path / "tokenizer.json"  # tokenizer of the pretrained model
         self.log_path = path / "log.txt"
+        self.reported_path = path / "reported.jsonl"  # {log} of a command
+        self.work_path = path / "work"  # {folder} of a command
+        self.resume_path = path / "resume"  # of a command that can resume, a file or a folder
 
     def read_config(self) -> TrialConfig:
         if (data := self.read_sealed(self.config_path)) is None:
@@ -268,8 +271,9 @@ class TrialFolder:
     def clear(self) -> None:
         """Remove everything that attempts measured."""
         measured = (self.result_path, self.metrics_path, self.losses_path)
-        for path in (*measured, self.weights_path, self.tokenizer_path):
-            path.unlink(missing_ok=True)
+        weights = (self.weights_path, self.tokenizer_path)
+        for path in (*measured, *weights, self.reported_path, self.work_path, self.resume_path):
+            remove(path)
         self.remove_checkpoints()
 
 
@@ -278,6 +282,7 @@ class SweepFolder:
         self.path, self.name = path, path.absolute().name
         self.plan_path = path / "plan.json"
         self.tracking_path = path / "tracking.json"
+        self.check_path = path / "check.json"
         self.trials_path = path / "trials"
         self.lock_path = path / "sweep.lock"
         self.stop_path = path / "stop"  # asks the command that holds the lock to end
@@ -372,11 +377,13 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "tokenizer.json": lambda trial: _check_hash(trial, trial.tokenizer_path),
     "lease.json": None,
     "log.txt": None,
+    **dict.fromkeys(("reported.jsonl", "work", "resume")),
 }
 SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
     "plan.json": SweepFolder.require_plan,
     "tracking.json": lambda sweep: find_json(sweep.tracking_path),
-    **dict.fromkeys(("sweep.lock", "stop", "mlflow.db", "mlartifacts/*", "optuna.db")),
+    "check.json": lambda sweep: find_json(sweep.check_path),
+    **dict.fromkeys(("check/*", "sweep.lock", "stop", "mlflow.db", "mlartifacts/*", "optuna.db")),
     **dict.fromkeys(("trials.csv", "answer.json", "report.*", "figures/*")),
 }
 

@@ -1,0 +1,148 @@
+"""Check what a sweep cannot promise of a command, by short trainings: `sweep check`."""
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from sweep.errors import SweepError
+from sweep.orchestration.executors import attempt_slots
+from sweep.orchestration.planning import Request, make_plan, save_plan
+from sweep.orchestration.runner import holding
+from sweep.plan.rates import parse_policy
+from sweep.plan.retry import Outcome, microbatch_within
+from sweep.training import attempt_trial, outcome_of
+from sweep.training.process import FreshProcess
+from sweep.trial.files import load_json, remove, write_json
+from sweep.trial.folder import SweepFolder, TrialFolder, TrialStatus
+
+STEPS = 24
+EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
+SPLIT = 1e-4  # the same, if one of them splits its batches
+NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
+
+Verdict = tuple[str, str]  # PASS, FAIL or NOT APPLICABLE, and the evidence
+
+
+def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str, Any]:
+    """Train by a command several times, and compare; return the document of check.json.
+
+    It takes at most 24 steps of the smallest batch size above 1, at a fixed rate. The trainings are
+    kept in the folder `check` of the sweep.
+    """
+    if request.experiment.command is None:
+        raise SweepError("only a command can be checked. Name it with --command.")
+    with holding(request.folder):
+        trainings = _Trainings(request, on_start)
+        verdicts = {
+            "command_repeats": trainings.compare("again", EQUAL),
+            "command_accumulation": trainings.split_batches(),
+            "command_resumes": trainings.resume(),
+        }
+        document = {
+            "command": request.experiment.command,
+            "code": trainings.plan.code,
+            **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
+            "checks": {c: {"status": s, "evidence": text} for c, (s, text) in verdicts.items()},
+            "not_checked": [NOT_CHECKED],
+        }
+        write_json(request.folder.check_path, document)
+    return document
+
+
+class _Trainings:
+    """Trainings of one trial, each in a folder of its own, compared with the first of them."""
+
+    def __init__(self, request: Request, on_start: Callable[[str], None]) -> None:
+        self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
+        remove(self.folder.path)
+        experiment, policy = request.experiment, parse_policy(request.experiment.lr)
+        batch = min((size for size in experiment.batches if size > 1), default=1)
+        tokens = batch * experiment.traits.tokens_per_sequence
+        rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
+        budget = tokens * max(1, min(STEPS, experiment.budget // tokens))
+        changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
+        small = experiment.model_copy(update=changes)
+        request = replace(request, experiment=small, folder=self.folder, command=())
+        self.plan = make_plan(request).plan
+        self.row = self.plan.trials[0]
+        outcome, self.trial = self.train("first")
+        if outcome.kind != "complete":
+            raise SweepError(f"the command must complete {self.row.steps} steps. {outcome.message}")
+        self.losses = _losses_of(self.trial)
+
+    def train(
+        self, name: str, most_lines: float = math.inf, **status: Any
+    ) -> tuple[Outcome, TrialFolder]:
+        """Train in a folder of this name; kill the command once it has reported so many lines."""
+        self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
+        folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
+        save_plan(self.plan, folder)
+        trial, state = folder.trial(str(self.row.id)), TrialStatus(attempts=1, **status)
+        slot = attempt_slots(execution.device, execution.devices)[0]
+        process = FreshProcess(attempt_trial, trial.path, state, environment=slot)
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(outcome_of, process, trial)
+            try:
+                while not future.done() and len(_reported(trial)) < most_lines:
+                    time.sleep(0.02)
+            finally:
+                if not future.done():
+                    process.kill()
+            return future.result(), trial
+
+    def compare(self, name: str, tolerance: float, **status: Any) -> Verdict:
+        """Train again, and compare all losses."""
+        outcome, trial = self.train(name, **status)
+        if outcome.kind != "complete":
+            return "FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}"
+        first, second = self.losses, _losses_of(trial)
+        if first.keys() != second.keys():
+            step, metric = min(first.keys() ^ second.keys())
+            return "FAIL", f"Only one training reported {metric} at step {step}."
+        largest, (step, metric) = max(
+            (abs(value - second[key]) / max(abs(value), abs(second[key]), 1e-300), key)
+            for key, value in first.items()
+        )
+        text = f"The largest relative difference of {len(first)} losses is {largest:.1e}"
+        return "FAIL" if largest > tolerance else "PASS", f"{text}, {metric} at step {step}."
+
+    def split_batches(self) -> Verdict:
+        config = self.trial.read_config()
+        half = microbatch_within(config.microbatch_size // 2, config)
+        if not config.science.passes("microbatch_size", "accumulation"):
+            return "NOT APPLICABLE", "The command has no {microbatch_size} and no {accumulation}."
+        if half == config.microbatch_size:
+            return "NOT APPLICABLE", f"A microbatch of {half} cannot be split."
+        return self.compare("split", SPLIT, microbatch_size=half)
+
+    def resume(self) -> Verdict:
+        if not self.plan.settings.passes("resume"):
+            return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
+        outcome, trial = self.train("resumed", len(_reported(self.trial)) // 2)
+        lines = _reported(trial)
+        if outcome.kind == "complete" or not trial.resume_path.exists():
+            problem = "The command was not killed in time, or before it had written {resume}"
+            return "NOT APPLICABLE", f"{problem}. Use a larger --budget, or more checkpoints."
+        status, evidence = self.compare("resumed", EQUAL)
+        ends = [load_json(line)["step"] for line in _reported(trial)[len(lines) - 1 :][:2]]
+        story = f"Killed at step {ends[0]}, it reported again from step {ends[-1]} on"
+        return status, f"{story}. {evidence}"
+
+
+def _reported(trial: TrialFolder) -> list[bytes]:
+    """Return the complete lines that the command of a trial has reported."""
+    path = trial.reported_path
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:
+    """Return the losses and validation metrics of a trial by step and name."""
+    return {
+        (line["step"], name): value
+        for line in trial.read_metrics()
+        for name, value in line.items()
+        if value is not None and (name == "train/loss" or name.startswith("valid/"))
+    }

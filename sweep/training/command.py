@@ -1,0 +1,237 @@
+"""Train by a command: start it, check what it reports, and judge how it ended."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sweep.config import sha256_of_file
+from sweep.config.objects import fill_placeholders
+from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
+from sweep.training import device as machine
+from sweep.training.checkpoint import CheckpointStore, Progress
+from sweep.training.process import ShouldStop, oom_kills
+from sweep.trial import watchdog
+from sweep.trial.files import load_json, replacing
+from sweep.trial.folder import TrialFolder
+
+POLL_SECONDS = 0.02
+SAVE_SECONDS = 5.0  # between two copies of the report
+GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
+END_BYTES = 1 << 14  # of the output, searched for the reason of a failure
+MOST_POINTS = 1000  # lines without a validation value that are kept
+METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
+SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
+NOT_MEASURED = (
+    *("clipped_steps", "seconds_compile", "seconds_evaluation", "seconds_checkpoint"),
+    "seconds_noise",
+)
+
+
+class Report:
+    """The lines that a command appends to its log, and their copy in metrics.jsonl.
+
+    A command that has gone back to its checkpoint reports steps again, which replace the old ones.
+    """
+
+    def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
+        """Read the lines of earlier attempts."""
+        self.config, self.store, path = config, store, store.folder.reported_path
+        self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
+        self.is_diverged = False
+        path.touch()
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a killed command left half a line
+        self._file = path.open("rb")
+        self._read_at = self._saved_at = time.monotonic()
+        self._earlier = {line["step"]: line for line in store.folder.find_metrics()}
+        self.read()
+        self._earlier.clear()
+
+    @property
+    def step(self) -> int:
+        return next(reversed(self.lines), 0)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the training, without that of steps that were repeated."""
+        before = self.lines[self.step][SECONDS] if self.lines else 0.0
+        return float(before) + time.monotonic() - self._read_at
+
+    def read(self) -> bool:
+        """Read the new lines; return True if there are any."""
+        start = self._file.tell()
+        for text in iter(self._file.readline, b""):
+            if not text.endswith(b"\n"):
+                self._file.seek(-len(text), os.SEEK_CUR)
+                break
+            self._add(*self._parse(text))
+        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self.save()
+        return self._file.tell() > start
+
+    def save(self) -> str:
+        """Write metrics.jsonl; return its sha256."""
+        path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
+        with replacing(path, self.store.check) as part:
+            part.write_text("".join(f"{json.dumps(line)}\n" for line in self.lines.values()))
+        return sha256_of_file(path)
+
+    def final_metrics(self) -> dict[str, float]:
+        """Return the validation metrics of the last step, by name."""
+        steps, curve = self.config.steps, self.config.objective_curve
+        last = self.lines.get(steps, {})
+        if curve not in last:
+            raise SweepError(
+                f"the command must report {curve} at its last step, {steps}, got {len(self.lines)} "
+                f"lines up to step {self.step}. Let it take all steps, and evaluate at the end."
+            )
+        return {k.removeprefix("valid/"): v for k, v in last.items() if k.startswith("valid/")}
+
+    def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
+        """Return the step and the metrics of a line; None replaces values that are not finite."""
+        batch, sequence = self.config.science.batch_size, self.config.tokens_per_sequence
+
+        def wrong(requirement: str) -> SweepError:
+            line = text.decode(errors="replace")[:200]
+            return SweepError(f"each line of the log must {requirement}, got {line!r}.")
+
+        try:
+            line = load_json(text)
+        except ValueError as error:
+            raise wrong("be a JSON object") from error
+        step = line.pop("step", None)
+        if type(step) is not int or not 0 <= step <= self.config.steps:
+            raise wrong(f"have a step of at most {self.config.steps}")
+        for name, count in (("tokens", step * batch * sequence), ("examples", step * batch)):
+            if line.pop(name, count) != count:
+                factors = f"{step} × {batch}" + f" × {sequence}" * (name == "tokens")
+                raise wrong(f"count {count} {name} ({factors})")
+        line.pop("time", None)
+        for name, value in line.items():
+            if type(value) not in (int, float, type(None)) or not METRIC.fullmatch(name):
+                raise wrong("hold numbers, by names such as train/loss")
+            if value is None or not math.isfinite(value):
+                losses = ("train/loss", "valid/loss", self.config.objective_curve)
+                self.is_diverged |= name in losses
+                line[name] = None
+        return step, line
+
+    def _add(self, step: int, metrics: dict[str, float | None]) -> None:
+        if step < self.step:
+            self.lines = {number: line for number, line in self.lines.items() if number < step}
+        if step not in self.lines:
+            part, last_part = (-(-t * MOST_POINTS // self.config.steps) for t in (step, self.step))
+            is_kept = any(name.startswith("valid/") for name in self.lines.get(self.step, ()))
+            seconds, self._read_at = self.seconds, time.monotonic()
+            if part == last_part and not is_kept:
+                self.lines.pop(self.step, None)
+            tokens = step * self.config.science.batch_size * self.config.tokens_per_sequence
+            line = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
+            line |= {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
+            earlier = self._earlier.get(step, {})
+            self.lines[step] = line | {key: earlier[key] for key in line.keys() & earlier.keys()}
+        self.lines[step] |= metrics
+
+
+def run_command(
+    config: TrialConfig, store: CheckpointStore, should_stop: ShouldStop
+) -> tuple[str, Progress, dict[str, float], str]:
+    """Run a trial's command; return the ending, the progress, the final metrics by name, and the
+    sha256 of metrics.jsonl.
+
+    Raises:
+        SweepError: if the command fails (caused by MemoryError if memory ran out) or misreports.
+    """
+    folder = store.folder
+    if not config.science.passes("resume"):
+        folder.clear()
+    folder.work_path.mkdir(exist_ok=True)
+    report, killed_before = Report(config, store), oom_kills()
+    log_start, ending = folder.log_path.stat().st_size, None
+    process = _start(config, folder)
+    try:
+        while ending is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+            has_ended = process.returncode is not None  # before its last lines are read
+            if report.read():
+                watchdog.progress()
+            ending = "diverged" if report.is_diverged else "trained" if has_ended else should_stop()
+    finally:
+        _stop(process)
+    metrics_sha256, seconds = report.save(), report.seconds
+    if ending == "trained" and process.returncode:
+        oom_killed = oom_kills() > killed_before
+        raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
+    progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
+    vars(progress).update(dict.fromkeys(NOT_MEASURED, math.nan))
+    cpu = torch.device("cpu")
+    peak = machine.peak_memory_bytes(cpu, resource.RUSAGE_CHILDREN)
+    # A child counts the memory of the process that started it.
+    if config.execution.device == "cpu" and peak > machine.peak_memory_bytes(cpu):
+        progress.peak_memory_bytes = peak
+    return ending, progress, report.final_metrics() if ending == "trained" else {}, metrics_sha256
+
+
+def _start(config: TrialConfig, folder: TrialFolder) -> subprocess.Popen[bytes]:
+    science, execution = config.science, config.execution
+    settings = (science.optimizer, science, execution, config)
+    values = {name: value for table in settings for name, value in table} | {
+        "examples": config.steps * science.batch_size,
+        "accumulation": science.batch_size // (config.microbatch_size * execution.devices),
+        "log": folder.reported_path.absolute(),
+        "folder": folder.work_path.absolute(),
+        "resume": folder.resume_path.absolute(),
+    }
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(execution.threads),
+        "PYTHONUNBUFFERED": "1",  # so that an error is the last line of the log
+        "SWEEP_LOG": str(values["log"]),
+    }
+    if execution.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    words = fill_placeholders(str(science.command), values)
+    print(shlex.join(words), flush=True)
+    with folder.log_path.open("ab") as log:
+        stdin = subprocess.DEVNULL
+        return subprocess.Popen(words, env=environment, stdin=stdin, stdout=log, stderr=log)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a command that runs: SIGTERM to the group that it shares with the attempt, then SIGKILL.
+
+    The attempt only takes note of SIGTERM, and other processes of the group end with it.
+    """
+    assert os.getpgrp() == os.getpid(), "an attempt leads its process group"
+    if process.poll() is None:
+        os.killpg(0, signal.SIGTERM)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _failure(code: int, oom_killed: bool, log: Path, log_start: int) -> SweepError:
+    """Describe a command that failed by its exit code and the end of its output in the log."""
+    with log.open("rb") as file:
+        file.seek(max(log_start, log.stat().st_size - END_BYTES))
+        end = file.read().decode(errors="replace").strip()
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    last_line = end.rpartition("\n")[2]
+    error = SweepError(f"the command ended with {how} (log: {log}): {last_line}")
+    is_killed = oom_killed and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    if is_killed or re.search(machine.NO_MEMORY, end):
+        error.__cause__ = MemoryError()
+    return error
