@@ -27,8 +27,8 @@ demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 test: install  ## the tests that every machine can run
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-test-all: install  ## every test except peers, including those that need ray, submitit, deepspeed, PostgreSQL or a GPU
-	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit deepspeed ninja
+test-all: install  ## every test except peers, including those that need ray, submitit, PostgreSQL or a GPU
+	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit
 	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
 
 test-lowest: $(PINNED)  ## make test with the lowest supported version of every package, in a separate environment

@@ -47,7 +47,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     with Progress(folder, None, is_quiet=False) as progress:
         summary = run_plan(
             planned,
-            executor=InlineExecutor() if kind == "local" else None,  # type: ignore[no-untyped-call]
+            executor=InlineExecutor() if kind == "local" else None,
             on_change=progress.update,
             on_finished=lambda: ended.append(time.perf_counter()),
         )

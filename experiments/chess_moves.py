@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from sweep.config.objects import require_extra
-from sweep.workloads.tasks import Completion, Prompt, Task
+
+from .grpo import Completion, Prompt, Task
 
 require_extra("chess", "chess", "the task of chess moves")
 import chess  # noqa: E402

@@ -4,6 +4,8 @@ h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t); W_h is spectrally nor
 saves the same tensors as the fused kernel of the published measurements.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ class Elman(nn.Module):
     def __init__(self, vocabulary: int, context: int, d_model: int, layers: int) -> None:
         super().__init__()
         rows = torch.empty(vocabulary, d_model)  # skips the default initialization
-        self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)
+        self.embedding: nn.Embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(ElmanLayer(d_model) for _ in range(layers))
         self.norm = nn.LayerNorm(d_model)
         for name, parameter in self.named_parameters():
@@ -31,7 +33,7 @@ class Elman(nn.Module):
         recomputes = self.activation_checkpointing and self.training
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if recomputes else layer(x)
-        return self.norm(x)
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
         return self.embedding.weight
@@ -58,8 +60,8 @@ class ElmanLayer(nn.Module):
         gate = gate.transpose(0, 1).contiguous()
         recurrent = self.recurrent_weight * spectral_scale(self.recurrent_weight)
         weights = (part.to(inputs.dtype) for part in (self.input_weight, recurrent, self.bias))
-        mixed: Tensor = FusedCell.apply(inputs, gate, *weights)
-        return x + self.out_proj(mixed.transpose(0, 1).contiguous())
+        mixed = FusedCell.apply(inputs, gate, *weights)  # type: ignore[no-untyped-call]
+        return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -69,14 +71,14 @@ def spectral_scale(weight: Tensor) -> Tensor:
     for _ in range(3):
         v = F.normalize(weight.T @ u, dim=0)
         u = F.normalize(weight @ v, dim=0)
-    return 0.99 / (u @ (weight @ v))
+    return 0.99 / (u @ (weight @ v))  # type: ignore[no-any-return]
 
 
 class FusedCell(torch.autograd.Function):
     """Map inputs and gates (T, B, D), weights (D, D) and bias (D,) to gated states (T, B, D)."""
 
     @staticmethod
-    def forward(ctx, x, z, w_x, w_h, bias):
+    def forward(ctx: Any, x: Tensor, z: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor) -> Tensor:
         v = F.linear(x, w_x, bias)  # (T, B, D)
         h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
         states = h.unbind(0)
@@ -88,7 +90,7 @@ class FusedCell(torch.autograd.Function):
         return F.silu(z).mul_(h[1:])
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, z, w_x, w_h, h, _ = ctx.saved_tensors
         grad = grad.contiguous()
         gate = torch.sigmoid(z)

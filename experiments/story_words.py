@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from sweep.workloads.tasks import Completion, Openings, Prompt
+from .grpo import Completion, Openings, Prompt
 
 WORDS = 3  # words in a prompt
 SOURCE_TOKENS = 400  # the words come from the first tokens of a story

@@ -4,10 +4,10 @@ The intervals come from `sweep.plan.decision`, which also decides what `--seeds 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -76,6 +76,7 @@ class Answer:
     settle: str | None  # the command that would settle what is open
     settle_seconds: float | None  # its least time
     pairs: list[Pair]
+    optimizers: "Ranking | None" = None  # if the sweep has several
 
     @property
     def compared(self) -> Objective:
@@ -88,37 +89,105 @@ class Answer:
         return next(row for row in self.batch_sizes if row.batch_size == batch_size)
 
 
-def decide_trials(
-    reports: pd.DataFrame, rates: Sequence[TunedRate], has_looks: bool
-) -> tuple[list[int], Decision] | None:
-    """Decide about the batch sizes of one policy; None if fewer than two of them can be compared.
+@dataclass(frozen=True)
+class OptimizerGap:
+    """Two optimizers at one batch size, each at its best rate."""
 
-    `reports` has a row per trial that ended: batch_size, seed, learning_rate and value, which is
-    better if it is less, and infinite if the trial diverged.
+    batch_size: int
+    better: str  # by the estimates
+    worse: str
+    gap: tuple[float | None, float | None]  # its interval; None: unbounded
+    is_decided: bool
+
+    def describe(self, objective: Objective) -> str:
+        low, high = self.gap
+        if not self.is_decided or low is None:
+            return f"{self.better} or {self.worse} may be better"
+        ends = objective.write(low, np.floor)
+        ends = f"{ends.split()[0]} to {objective.write(high, np.ceil)}" if high else f"over {ends}"
+        return f"{self.better} is better than {self.worse} by {ends}"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The optimizers of a sweep against each other; the intervals hold for all cells together."""
+
+    is_same: bool | None  # at all batch sizes; None: undecided
+    best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates at the best rates
+    gaps: list[OptimizerGap]
+    candidates: list[tuple[str, int]]  # optimizers and batch sizes that may be the best of all
+    answers: list[Answer]  # of the optimizers but the first
+
+    @classmethod
+    def of(
+        cls, cells: pd.Index, made: Decision, objective: Objective, answers: Sequence[Answer]
+    ) -> Self:
+        """Rank the optimizers at each batch size; `cells` are pairs of a label and a batch size."""
+        pairs = [(str(label).rpartition(", ")[0], int(size)) for label, size in cells]
+        low, high = made.differences
+        best_first, gaps = dict[int, list[str]](), []
+        for size in sorted({size for _, size in pairs}):
+            own = [i for i, pair in enumerate(pairs) if pair[1] == size]
+            own = sorted(filter(np.isfinite(made.mean).item, own), key=made.best_estimate.item)
+            best_first[size] = [pairs[i][0] for i in own]
+            for i, j in combinations(own, 2):
+                ends = _gap(objective, low[j, i]), _gap(objective, high[j, i])
+                gaps.append(OptimizerGap(size, pairs[i][0], pairs[j][0], ends, bool(low[j, i] > 0)))
+        orders = {(gap.better, gap.worse) for gap in gaps if gap.is_decided}
+        is_whole = len({*map(len, best_first.values())}) == 1
+        is_same: bool | None = (is_whole and all(gap.is_decided for gap in gaps)) or None
+        is_same = False if any(order[::-1] in orders for order in orders) else is_same
+        candidates = [pairs[i] for i in np.flatnonzero(made.may_be_best)]
+        return cls(is_same, best_first, gaps, candidates, [*answers])
+
+    def describe(self, objective: Objective) -> list[str]:
+        lines = []
+        for size in self.best_first:
+            gaps = [gap.describe(objective) for gap in self.gaps if gap.batch_size == size]
+            lines.append(f"At batch size {size}, {join(gaps) if gaps else 'nothing is compared'}.")
+        verdicts = {
+            True: "is the same at all",
+            False: "differs between",
+            None: "may differ between",
+        }
+        best = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
+        lines.append(f"The ranking of the optimizers {verdicts[self.is_same]} batch sizes.")
+        return [*lines, f"The best of all may be {best}."]
+
+
+def decide_trials(
+    reports: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate]
+) -> tuple[pd.Index, Decision] | None:
+    """Decide about labels and batch sizes together; None if fewer than two can be compared.
+
+    `reports` has a row per trial that ended: label, batch_size, seed, learning_rate and value,
+    which is better if it is less, and infinite if the trial diverged.
     """
-    table = reports.pivot_table("value", "batch_size", "seed", dropna=False)
-    sizes = [int(size) for size in table.index]
+    keys = ["label", "batch_size"]
+    table = reports.pivot_table("value", keys, "seed", dropna=False).dropna(how="all")
     if (~np.isinf(table).any(axis=1)).sum() < 2:
         return None
-    points = {rate.batch_size: rate.points for rate in rates}
-    used = reports.groupby("batch_size")["learning_rate"].first().reindex(sizes)
-    seeds = table.notna().sum(axis=1)
-    looks = LOOKS if has_looks or seeds.nunique() > 1 else ()
-    untuned = rate_points({})
-    stacked = stack_points([points.get(size, untuned) for size in sizes]) if points else None
-    return sizes, decide(table.to_numpy(float), stacked, np.log(used.to_numpy(float)), looks)
+    used = reports.groupby(keys)["learning_rate"].first().reindex(table.index)
+    has_looks = reports["has_looks"].astype(str).eq("True").any()
+    looks = LOOKS if has_looks or table.notna().sum(axis=1).nunique() > 1 else ()
+    untuned, points = rate_points({}), None
+    if rates:
+        cells = [rates.get(cell) for cell in table.index]
+        points = stack_points([rate.points if rate else untuned for rate in cells])
+    made = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks)
+    return table.index, made
 
 
 def build_answer(
     policy: str,
     reports: pd.DataFrame,
-    sizes: Sequence[int],
     made: Decision,
     objective: Objective,
     reasons: Sequence[str] = (),
     scope: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
+    sizes = sorted({*reports["batch_size"].astype(int)})
     rows = [
         _describe_size(index, reports[reports["batch_size"] == size], made, objective)
         for index, size in enumerate(sizes)
@@ -236,14 +305,20 @@ def describe(answer: Answer) -> list[str]:
         f"{'Also' if index else 'This is provisional'}: {reason}"
         for index, reason in enumerate(answer.reasons)
     ]
-    return [*_describe_sizes(answer), *reasons]
+    lines, ranking = _describe_sizes(answer), answer.optimizers
+    if ranking:
+        lines += ranking.describe(answer.compared)
+        lines += [" ".join(_describe_sizes(other)) for other in ranking.answers]
+    return [*lines, *reasons]
 
 
 def _describe_sizes(answer: Answer) -> list[str]:
     objective, rows, best = answer.compared, answer.batch_sizes, answer.candidates
     compared = [row for row in rows if row.mean is not None]
-    start = "Provisionally, use" if answer.provisional else "Use"
-    lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
+    start, optimizer = "Provisionally, use" if answer.provisional else "Use", ""
+    if name := answer.policy.rpartition(", ")[0]:  # one of several
+        optimizer = f" with {name}"
+    lines = [f"{start} batch size {answer.recommended}{optimizer}: {answer.basis}."]
     is_tuned = any(row.regret_interval for row in rows)
     if not is_tuned:
         lines.insert(0, _describe_losses(answer))

@@ -85,15 +85,15 @@ def load_tables(path: str | Path) -> SweepTables:
         **vars(plan.settings.traits),
         "loss_unit": plan.settings.traits.objective.unit,
         "target": plan.settings.target,
-        "optimizer": None if plan.settings.command else plan.settings.optimizer.name,
         "parameters": plan.model.parameters,
         "has_looks": plan.has_looks,
         "attempts": 0,
     }
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
-        record = {**row.model_dump(), **common, **_read_record(trial, warnings)}
-        record |= dict.fromkeys(plan.settings.unused)
+        record = {**row.model_dump(), **common}
+        record["optimizer"] = row.optimizer or plan.settings.optimizer.name
+        record |= _read_record(trial, warnings) | dict.fromkeys(plan.settings.unused)
         if "execution" in record:  # from result.json
             record["execution"] = canonical_json(record["execution"])
         else:  # the microbatch may have shrunk after out_of_memory
@@ -232,15 +232,20 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
 
 
 def policy_labels(trials: pd.DataFrame) -> list[str]:
-    """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`."""
+    """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`.
+
+    If the table has several optimizers, the name of each comes first: `muon, tuned`.
+    """
     pairs = zip(trials["policy"], trials["learning_rate"], strict=True)
-    return [f"fixed {short(rate)}" if policy == "fixed" else str(policy) for policy, rate in pairs]
+    labels = [f"fixed {short(r)}" if policy == "fixed" else str(policy) for policy, r in pairs]
+    if "optimizer" not in trials or trials["optimizer"].nunique() < 2:
+        return labels
+    return [", ".join(map(str, pair)) for pair in zip(trials["optimizer"], labels, strict=True)]
 
 
 def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the reporting trials with their policy's label, in the plan's order."""
-    reports = trials[trials["stage"] == "report"]
-    return reports.assign(label=policy_labels(reports))
+    return trials.assign(label=policy_labels)[trials["stage"] == "report"]
 
 
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """The results of a sweep: the checks and the answer of each policy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.answer import Answer, build_answer, decide_trials, describe, join
+from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
 from sweep.analysis.checks import (
     CURVE_CHECKS,
     FAIL,
@@ -255,8 +255,15 @@ def judge_trials(
     plan: Plan | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
-    rows, results = rows_of_trials(trials), []
+    rows, by_policy = rows_of_trials(trials), dict[str, list[PolicyResult]]()
     tuning_command = (answering_command(plan) if plan else None) or ""
+    has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
+    reports = rows[(rows["stage"] == "report") & has_ended]
+    loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
+    reports = reports.assign(value=loss).dropna(subset=["value"])
+    if rows["has_target"].any():  # without the time from the target to the last evaluation
+        share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
+        reports["seconds_training"] *= share.fillna(1.0)
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
         checks = check_rows(table, tuning_command)
@@ -268,25 +275,46 @@ def judge_trials(
             checks += [build_check(c, evidence, missing_columns=missing) for c in CURVE_CHECKS]
         if plan and plan.settings.traits.tokens == "examples":
             checks = [about_examples(check) for check in checks]
-        has_ended = (own["state"].isin(["COMPLETE", "PRUNED"])) | own["has_diverged"]
-        reports = own[(own["stage"] == "report") & has_ended]
-        loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
-        reports = reports.assign(value=loss).dropna(subset=["value"])
-        if own["has_target"].any():  # without the time from the target to the last evaluation
-            share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
-            reports["seconds_training"] *= share.fillna(1.0)
         result = PolicyResult(str(label), checks, table.rates, None, None, curve)
-        if decided := decide_trials(
-            reports, table.rates, bool(own["has_looks"].astype(str).eq("True").any())
-        ):
-            reasons = [  # the tuning command follows as the next step
-                f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
-                for check in result.blocking
-            ]
-            scope = scope_of(trials, str(label), plan)
-            made = build_answer(str(label), reports, *decided, objective, reasons, scope)
-            result = replace(result, decision=decided[1], answer=made)
-        results.append(result)
+        by_policy.setdefault(result.label.rpartition(", ")[2], []).append(result)
+
+    def answer_from(rows: pd.DataFrame, result: PolicyResult, made: Decision) -> Answer:
+        reasons = [  # the tuning command follows as the next step
+            f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
+            for check in result.blocking
+        ]
+        scope = scope_of(trials, result.label, plan)
+        return build_answer(result.label, rows, made, objective, reasons, scope)
+
+    decided = (_decide_policy(own, reports, answer_from) for own in by_policy.values())
+    return [result for results in decided for result in results]
+
+
+def _decide_policy(
+    results: list[PolicyResult],
+    reports: pd.DataFrame,
+    answer_from: Callable[[pd.DataFrame, PolicyResult, Decision], Answer],
+) -> list[PolicyResult]:
+    """Decide about the optimizers of a policy together; return their results, the best first.
+
+    `reports` has the reporting trials that ended.
+    """
+    reports = reports[reports["label"].isin([result.label for result in results])]
+    rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
+    if (decided := decide_trials(reports, rates)) is None:
+        return results
+    cells, made = decided
+    for index, result in enumerate(results):
+        decision = made.of(slice(*cells.slice_locs(result.label, result.label)))
+        if np.isfinite(decision.mean).sum() > 1:
+            answer = answer_from(reports[reports["label"] == result.label], result, decision)
+            results[index] = replace(result, decision=decision, answer=answer)
+    results.sort(key=lambda r: np.nanmin(r.decision.best_estimate) if r.decision else math.inf)
+    first, *others = results
+    if others and first.answer:
+        answers = [result.answer for result in others if result.answer]
+        ranking = Ranking.of(cells, made, first.answer.compared, answers)
+        results[0] = replace(first, answer=replace(first.answer, optimizers=ranking))
     return results
 
 
@@ -331,7 +359,7 @@ def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str
         edges = [rate for rate in result.rates if not rate.is_inside]
         best = [rate.best for rate in edges if rate.best]
         sides = {rate.is_highest_best for rate in edges}
-        if not best or len(best) < len(edges) or len(sides) > 1:
+        if not best or len(best) < len(edges) or len(sides) > 1 or plan.settings.optimizers:
             return None  # the check's remedy says what to do
         flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"
     words = plan.commands[-1] if plan.commands else ()
@@ -397,9 +425,9 @@ def _without_answer(sweep: Sweep) -> str:
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
-    reports = report_trials(trials)
-    reports = reports[reports["label"] == label]
-    tuned = trials[(trials["stage"] == "tune") & (trials["policy"] == "tuned")]
+    own = trials.assign(label=policy_labels)
+    own = own[own["label"] == label]
+    reports, tuned = (own[own["stage"] == stage] for stage in ("report", "tune"))
     names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
@@ -407,7 +435,8 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
         parts = [settings.model.name]
         if settings.command is None:
             parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
-            parts += [f"optimizer {settings.optimizer.name}", f"{settings.schedule.name} schedule"]
+            optimizer = label.rpartition(", ")[0] or settings.optimizer.name
+            parts += [f"optimizer {optimizer}", f"{settings.schedule.name} schedule"]
     has_target = bool(reports["target"].notna().any())
     if has_target:
         parts.append(f"target {reports['target'].max():g}")

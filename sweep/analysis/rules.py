@@ -281,23 +281,24 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    cells = _without_sgd(table, cells[cells["weight_decay"] > 0])
+    cells = _without(table, cells[cells["weight_decay"] > 0], "sgd|:")
     scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])
     return _compare(cells, scale, MOST_TIME_SCALES, "1/(rate × weight decay × steps)")
 
 
-def _without_sgd(table: TrialTable, cells: pd.DataFrame) -> pd.DataFrame:
-    """Leave out cells of SGD, which has no β2 and whose decay is part of the gradient."""
+def _without(table: TrialTable, cells: pd.DataFrame, names: str) -> pd.DataFrame:
+    """Leave out cells of optimizers to which a rule does not apply, or may not (a user's own)."""
     if "optimizer" not in table.rows:
         return cells
-    is_sgd = table.rows["optimizer"].astype(str).str.contains("sgd", case=False)
+    is_other = table.rows["optimizer"].astype(str).str.contains(names, case=False)
     keys = ["batch_size", "learning_rate"]
-    excluded = pd.MultiIndex.from_frame(table.rows.loc[is_sgd, keys])
+    excluded = pd.MultiIndex.from_frame(table.rows.loc[is_other, keys])
     return cells[~pd.MultiIndex.from_frame(cells[keys]).isin(excluded)]
 
 
 def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    cells = _without_sgd(table, cells[cells["adam_beta2"].between(0, 1, "neither")])
+    cells = cells[cells["adam_beta2"].between(0, 1, "neither")]
+    cells = _without(table, cells, "sgd|adafactor|:")
     tokens_per_step = cells["batch_size"] * cells["context_length"]
     tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
     return _compare(cells, tokens, MOST_TIME_SCALES, "Half-life in tokens", ",.0f")

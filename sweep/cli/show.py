@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from sweep.cli.options import echo, print_document
+from sweep.config.experiment import Cell
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import printable
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
-from sweep.plan.rates import describe_policy
+from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.trial.folder import State, SweepFolder
 
 
@@ -27,7 +28,7 @@ def build_console(to_stderr: bool = False) -> Console:
 
 
 def build_table(*names: str) -> Table:
-    texts = ("id", "state")  # the others are numbers
+    texts = ("id", "optimizer", "state")  # the others are numbers
     columns = (Column(name, justify="left" if name in texts else "right") for name in names)
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
@@ -42,7 +43,7 @@ def print_plan(
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
-        device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
+        device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
     unit, parameters = settings.traits.tokens, plan.model.parameters
     facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None, settings.data]
     if plan.tokens_per_sequence > 1:
@@ -53,14 +54,16 @@ def print_plan(
     console.print(f"[bold]{plan.experiment}[/]: {escape(printable(text))}")
     shows_warmup = settings.passes("warmup_steps")
     columns = ("lr", "seeds", unit, "steps", "warmup", "microbatch × devices × accumulation")
-    table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
-    groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
+    first_columns = [*["optimizer"] * bool(settings.optimizers), "batch size"]
+    table = build_table(*first_columns, *columns, "memory (eager)", "time (estimate)")
+    groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:
-        groups.setdefault((row.stage, row.policy, row.batch_size), []).append(row)
+        groups.setdefault((row.stage, row.policy, row.cell), []).append(row)
     for rows in groups.values():
         first, rates = rows[0], sorted(row.learning_rate for row in rows if row.learning_rate)
         ends = dict.fromkeys(f"{rate:.3g}" for rate in rates[:1] + rates[-1:])
         table.add_row(
+            *filter(None, [first.optimizer]),
             str(first.batch_size),
             "…".join(ends) or "after tuning",
             f"{len(rows)}{' (tuning)' if first.stage == 'tune' else ''}",
@@ -95,9 +98,9 @@ def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> st
 
 def _most_time(plan: Plan) -> str:
     """Write the time of the most trials of `--seeds auto`, and its limit."""
-    seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
+    seconds = {row.cell: row.forecast_seconds for row in plan.trials}
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    times = [count * (seconds[size] or 0.0) for size, count in counts.items()]
+    times = [count * (seconds[cell] or 0.0) for cell, count in counts.items()]
     text = "unknown time" if None in seconds.values() else format_seconds(sum(times))
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
@@ -118,8 +121,10 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     answer = "This plan cannot tell which batch size is best. The command that can"
     dimensions = settings.tuning.dimensions
     is_rate_only = not settings.passes("beta2", "weight_decay")
-    rates = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in policies}
-    return rates | {
+    notes = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in policies}
+    for name in settings.optimizer_names if settings.command is None else ():
+        notes[f"Optimizer, {name}"] = optimizer_facts(name)["rules"]
+    return notes | {
         settings.traits.tokens.capitalize(): None if plan.tokens_are_common else tokens,
         "Target": target and f"a trial ends when its validation loss stays below {target:g}",
         "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",
@@ -139,12 +144,14 @@ def status_table(document: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     metric, unit = Objective(document["metric"]), document["unit"]
     own = () if metric == LOSS else (metric.title.removeprefix("final "),)
     columns = ("batch size", "seed", "lr", "state", unit, "loss", *own, f"{unit}/s", "time left")
-    table = build_table("id", *columns)
+    optimizers = ["optimizer"] if any(row["optimizer"] for row in document["trials"]) else []
+    table = build_table("id", *optimizers, *columns)
     for row in rows:
         values = (row["loss"], row["value"])[: 1 + len(own)]
         speed, eta = row["tokens_per_second"], row["eta_seconds"]
         table.add_row(
             row["id"],
+            *filter(None, [row["optimizer"]]),
             str(row["batch_size"]),
             str(row["seed"]),
             f"{row['learning_rate']:.3g}",
@@ -237,7 +244,8 @@ class Progress(AbstractContextManager["Progress"]):
         for row in rows:
             if (state := _state_of(row)) != self._printed.get(row["id"], State.WAITING):
                 loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
-                name = f"{row['id']} batch size {row['batch_size']} seed {row['seed']}"
+                name = " ".join(filter(None, [row["id"], row["optimizer"]]))
+                name += f" batch size {row['batch_size']} seed {row['seed']}"
                 self._console.print(f"{name}: {state}{loss}", markup=False)
             self._printed[row["id"]] = state
         ended = time.monotonic()

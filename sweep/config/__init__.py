@@ -5,10 +5,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-# The shipped experiments and their own models: in the wheel, or else the repository's.
-SHIPPED = Path(__file__).parents[1] / "_experiments"
-SHIPPED = SHIPPED if SHIPPED.is_dir() else Path(__file__).parents[2] / "experiments"
-
 
 def sha256_of_file(path: Path) -> str:
     with path.open("rb") as file:

@@ -4,12 +4,12 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config import SHIPPED
 from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
@@ -21,7 +21,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import check_command, shipped_module, title_of_command
+from sweep.config.objects import check_command, is_shipped, title_of_command
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -34,9 +34,9 @@ from sweep.config.settings import (
     parse_settings,
 )
 from sweep.errors import SweepError
+from sweep.experiments import SHIPPED
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
@@ -48,23 +48,42 @@ OF_COMMANDS = {
 METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # as an evaluation returns it
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
+COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
+Cell = tuple[str | None, int]  # optimizer, if a sweep has several, and batch size
+OptimizerName = Annotated[str, Field(pattern="^(adamw|sgd|muon|adafactor|none|.+:.+)$")]
 
 
 class OptimizerSettings(Settings):
-    """AdamW as in torch, SGD, or none; weight decay applies to matrices only."""
+    """An optimizer of torch, or the user's; weight decay applies to matrices only."""
 
-    name: Literal["adamw", "sgd", "none"] = "adamw"  # none: only forward and backward
+    # adamw, sgd, muon, adafactor, your module:object, or none: only forward and backward
+    name: OptimizerName = "adamw"
     beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9  # decay of the first moment
     beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999  # decay of the second moment
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8  # added to the denominator
     weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.1  # decoupled, times the rate
     clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: no clipping
+    # further arguments, by the name of the optimizer
+    options: dict[str, dict[str, JsonValue]] = Field(default={})
+
+    @model_validator(mode="after")
+    def _names_no_setting_twice(self) -> Self:
+        if named := {"lr", "weight_decay"} & {key for own in self.options.values() for key in own}:
+            raise ValueError(f"options must not contain {min(named)}. Use the setting of its own")
+        return self
+
+    def of(self, name: str | None) -> Self:
+        """Return the settings of one of a sweep's optimizers, by default this one."""
+        name = name or self.name
+        options = {name: self.options[name]} if self.options.get(name) else {}
+        return self.model_copy(update={"name": name, "options": options})
 
 
 class ScheduleSettings(Settings):
-    """Linear warmup, then cosine decay or a constant rate."""
+    """Linear warmup, then cosine decay or a constant rate; or the user's function of the step."""
 
-    name: Literal["cosine", "constant"] = "cosine"  # after the warmup
+    # after the warmup; or your module:function
+    name: Annotated[str, Field(pattern="^(cosine|constant|.+:.+)$")] = "cosine"
     warmup_fraction: Share = 0.01  # warmup as a share of the steps
     warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # fixed rates only
     final_fraction: Share = 0.1  # last rate of the cosine as a share of the peak
@@ -89,9 +108,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     """The search of `lr = "tuned"`. Not part of a trial's identity."""
 
     dimensions: Annotated[
-        tuple[Literal["lr", "beta2", "weight_decay"], ...],
-        BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
-        RunFlag(Group.TUNING, "tune"),
+        tuple[Literal["lr", "beta2", "weight_decay"], ...], COMMAS, RunFlag(Group.TUNING, "tune")
     ] = ("lr",)
     """Dimensions to tune: lr,beta2,weight_decay."""
     budget: Annotated[Count | None, RunFlag(Group.TUNING, "tune-budget")] = None
@@ -101,6 +118,8 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
         float | None, Field(gt=0, le=1e6), RunFlag(Group.TUNING, "tune-centre", "RATE")
     ] = None
     """Centre of the grid of rates at every batch size; by default one that suits tinystories."""
+    # centres of single optimizers, by name
+    centres: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
 
@@ -221,18 +240,19 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     @property
     def unused(self) -> list[str]:
         """The values of the optimizer and the schedule that a command does not receive."""
-        names = ("beta2", "weight_decay", "warmup_steps")
+        names = ("beta2", "weight_decay", "warmup_steps", "optimizer")
         return [name for name in names if not self.passes(name)]
 
     @property
     def user_objects(self) -> list[str]:
-        """The command, or the user's workload, model, task and reward, each as module:object."""
+        """The command, or the user's workload, optimizer and so on, each as module:object."""
         if self.command is not None:
             return [self.command]
         own_model = self.model.name if self.model.kind == "object" else ""
         of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
-        names = (self.workload, own_model, *of_grpo)
-        return [name for name in dict.fromkeys(names) if ":" in name and not shipped_module(name)]
+        optimizers = (self.optimizer.name, *getattr(self, "optimizers", ()))
+        names = (self.workload, own_model, *of_grpo, *optimizers, self.schedule.name)
+        return [name for name in dict.fromkeys(names) if ":" in name and not is_shipped(name)]
 
 
 def _read_seeds(value: Any) -> Any:
@@ -262,6 +282,10 @@ class Experiment(TrainingSettings):
         None
     )
     """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until all is clear."""
+    optimizers: Annotated[
+        tuple[OptimizerName, ...], COMMAS, RunFlag(Group.TUNING, metavar="NAME,…")
+    ] = ()
+    """Optimizers: adamw,sgd,muon,adafactor, or your module:object; several are compared."""
     precision: Annotated[Literal["auto", Precision], Flag(Group.MODEL)] = "auto"
     """auto: bf16 (autocast) on CUDA, else fp32. bf16-pure: weights in bf16 too."""
     tokenizer: Annotated[TokenizerKind, DataFlag(Group.MODEL)] = "bpe"
@@ -315,6 +339,14 @@ class Experiment(TrainingSettings):
         own = self.traits.objective if self.target is None else TOKENS_TO_TARGET
         return replace(own, tolerance=self.answer.tolerance or own.tolerance)
 
+    @property
+    def optimizer_names(self) -> tuple[str, ...]:
+        return self.optimizers or (self.optimizer.name,)
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(product(self.optimizers or (None,), self.batches))
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
@@ -337,6 +369,8 @@ class Experiment(TrainingSettings):
             raise ValueError("tuning.dimensions must contain lr, each at most once. Write lr,beta2")
         if absent := [name for name in tuning.dimensions if name != "lr" and not self.passes(name)]:
             raise ValueError(f"tuning {absent[0]} needs {{{absent[0]}}} in the command. Add it")
+        if len({*self.optimizers, "none"}) <= len(self.optimizers):
+            raise ValueError("optimizers must differ, and none is not one of them. Correct them")
         if (tuning.budget or 0) > self.budget:
             raise ValueError("tuning.budget must be at most the budget. Lower it")
         if not is_user_code and (workload == "grpo") != (grpo is not None):
@@ -405,7 +439,10 @@ def load_experiment(
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
-    return parse_settings(Experiment, fields, f"experiment {fields.get('name')!r}")
+    experiment = parse_settings(Experiment, fields, f"experiment {fields.get('name')!r}")
+    optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
+    several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
+    return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
 
 
 def _own_model(fields: dict[str, Any]) -> dict[str, Any]:

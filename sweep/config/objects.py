@@ -14,10 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from sweep.config import SHIPPED, sha256_of_file
+from sweep.config import sha256_of_file
 from sweep.errors import SweepError, describe_error, user_code
 
 # Values of a trial, by which a command may contain {batch_size} and others.
@@ -36,21 +35,24 @@ packages = packages_distributions()
 names = sorted({packages[module][0] for module in sys.argv[1:] if module in packages})
 print(json.dumps({name: version(name) for name in names}))
 """
-# Shipped objects that experiments name without their module.
-SHORT_NAMES = {"quadratic": "noisy_quadratic:NoisyQuadratic", "words": "story_words:Words"}
+# Objects of the shipped experiments, by the names that experiments and trials use for them.
+SHIPPED_OBJECTS = {
+    "grpo": "sweep.experiments.grpo:Grpo",
+    "quadratic": "sweep.experiments.noisy_quadratic:NoisyQuadratic",
+    "words": "sweep.experiments.story_words:Words",
+    "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
+    "elman:Elman": "sweep.experiments.elman:Elman",
+}
 
 
 def load_object(name: str) -> Any:
     """Import `module:object`. Modules in the current folder can be imported too."""
-    name = SHORT_NAMES.get(name, name)
-    module, _, attribute = name.partition(":")
+    module, _, attribute = SHIPPED_OBJECTS.get(name, name).partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
     if (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
     try:
-        if path := shipped_module(name):
-            return getattr(_load_shipped(module, path), attribute)
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
@@ -59,23 +61,8 @@ def load_object(name: str) -> Any:
         ) from error
 
 
-def _load_shipped(name: str, path: Path) -> ModuleType:
-    """Load a shipped module once per process, because it may register operators of torch."""
-    name = f"sweep_experiments_{name}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
-    return sys.modules[name]
-
-
-def shipped_module(name: str) -> Path | None:
-    """Return the file of an object that a shipped experiment brings; None for the user's own."""
-    module = name.partition(":")[0]
-    path = SHIPPED / f"{module}.py"
-    return path if module.isidentifier() and path.is_file() else None
+def is_shipped(name: str) -> bool:
+    return SHIPPED_OBJECTS.get(name, name).startswith("sweep.experiments.")
 
 
 def object_name(value: Any) -> str:

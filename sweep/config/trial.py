@@ -67,8 +67,6 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Devices per trial, one process each."""
     zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES, commands=FORECASTING)] = 0
     """Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights."""
-    strategy: Annotated[Literal["torch", "deepspeed"], RunFlag(Group.DEVICES)] = "torch"
-    """Library that shards."""
     generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
     """Completions sampled at once; by default four microbatches."""
     keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"

@@ -26,11 +26,11 @@ class Forecasts:
     def __init__(self, devices: int = 1, zero: int = 0) -> None:
         self.devices, self.zero = devices, zero  # `on_one_device` leaves them out
         self.whole_steps: dict[int, int] = {}  # peaks of the steps in one microbatch, by its size
-        self._forecasts: dict[tuple[int, int, int], Forecast] = {}
+        self._forecasts: dict[tuple[int, int, int, str], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
         size, micro = _peak_sequences(config), config.microbatch_size
-        key = size, micro, config.execution.evaluation_batch_size
+        key = size, micro, config.execution.evaluation_batch_size, config.science.optimizer.name
         if key not in self._forecasts:
             forecast = forecast_step(config)
             if self.devices > 1:

@@ -20,17 +20,17 @@ def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     """
     experiment, folder = planned.request.experiment, planned.request.folder
     objective = plan.settings.objective
-    sizes = sorted(experiment.batches)
-    reports = reports_of(parse_policy(experiment.lr), plan.known_trials, sizes)
+    cells, count = experiment.cells, len(experiment.batches)
+    reports = reports_of(parse_policy(experiment.lr), plan.known_trials, cells)
     values = [trial_value(folder, row, objective) for row in reports]
-    if len(sizes) < 2 or {row.batch_size for row in reports} != {*sizes} or None in values:
+    if count < 2 or {row.cell for row in reports} != {*cells} or None in values:
         return []
-    losses = np.full((len(sizes), max(row.seed for row in reports) + 1), np.nan)
+    losses = np.full((len(cells), max(row.seed for row in reports) + 1), np.nan)
     for row, value in zip(reports, values, strict=True):
-        losses[sizes.index(row.batch_size), row.seed] = value
-    templates = [next(row for row in reports if row.batch_size == size) for size in sizes]
+        losses[cells.index(row.cell), row.seed] = value
+    templates = [next(row for row in reports if row.cell == cell) for cell in cells]
     tuning = [_tuning_trials(plan, template) for template in templates]
-    points, between = None, [list[float]()] * len(sizes)
+    points, between = None, [list[float]()] * len(cells)
     if all(tuning):
         near_best = [rate_points(_losses_by_rate(folder, rows, objective)) for rows in tuning]
         points, between = stack_points(near_best), [rates_between(row) for row in near_best]
@@ -39,9 +39,13 @@ def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     seeds = np.isfinite(losses).sum(-1)
     tuning_seeds = np.ones_like(seeds) if points is None else points.seeds.astype(int)
     is_refinable = np.array([bool(rates) for rates in between])
-    wanted, wanted_tuning, needs_rates = next_trainings(
-        *(made, seeds, tuning_seeds, is_refinable),
-        *(experiment.objective.margin, experiment.answer.max_seeds),
+    limits = experiment.objective.margin, experiment.answer.max_seeds
+    parts = [slice(start, start + count) for start in range(0, len(cells), count)]
+    wanted, wanted_tuning, needs_rates = np.hstack(
+        [
+            next_trainings(made.of(p), seeds[p], tuning_seeds[p], is_refinable[p], *limits)
+            for p in parts  # one for each optimizer
+        ]
     )
     added = []
     for index, template in enumerate(templates):
@@ -83,7 +87,7 @@ def trial_value(folder: SweepFolder, row: PlannedTrial, objective: Objective) ->
 
 def _tuning_trials(plan: Plan, report: PlannedTrial) -> list[PlannedTrial]:
     """Return the tuning trials like a reporting trial, apart from rate and seed."""
-    key = ("batch_size", "tokens", "beta2", "weight_decay", "policy")
+    key = ("cell", "tokens", "beta2", "weight_decay", "policy")
     return [
         row
         for row in plan.known_trials

@@ -4,23 +4,22 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import Declared, Experiment, load_experiment
+from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
 from sweep.config.objects import (
     describe_objects,
     identify_code,
     identify_command,
     object_name,
-    require_extra,
 )
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError, WorkerDied, printable
+from sweep.errors import SweepError, WorkerDied, printable, user_code
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -31,6 +30,7 @@ from sweep.plan.plan import (
     tokens_at_once,
     typed_command,
 )
+from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
@@ -148,13 +148,13 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
                 inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
-    ids, tuning = {row.id for row in new.known_trials}, {row.batch_size for row in waiting}
+    ids, tuning = {row.id for row in new.known_trials}, {row.cell for row in waiting}
     if experiment.seeds == "auto":
-        tuning |= {*experiment.batches}
+        tuning |= {*experiment.cells}
     requested = tuple(
         str(row.id)
         for row in plan.known_trials  # with all rates that tuning has tried so far
-        if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
+        if row.id in ids or (row.stage == "tune" and row.cell in tuning)
     )
     return Planned(plan, requested, request)
 
@@ -186,28 +186,20 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     if experiment.command is not None:
         _check_command(experiment, chosen)
-    samples, is_deepspeed = experiment.traits.samples, chosen.strategy == "deepspeed"
+    samples, names = experiment.traits.samples, experiment.optimizer_names
+    if chosen.zero and not {*names} <= {"adamw", "sgd"}:
+        problem = f"zero shards the optimizers adamw and sgd, got {' and '.join(names)}"
+        raise SweepError(f"{problem}. Leave it out.")
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
-    if devices == 1 and (chosen.zero or is_deepspeed):
-        raise SweepError(
-            "zero and strategy need several devices per trial, got 1. Add --devices-per-trial, or "
-            "leave them out."
-        )
+    if devices == 1 and chosen.zero:
+        problem = "zero needs several devices per trial, got 1"
+        raise SweepError(f"{problem}. Add --devices-per-trial, or leave it out.")
     if devices > 1 and (samples or device not in ("cpu", "cuda")):
         raise SweepError(
             f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
             f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
         )
-    if is_deepspeed:
-        is_supported = experiment.optimizer.name == "adamw" and not experiment.schedule.average
-        if not (chosen.zero and is_supported and experiment.precision != "bf16-pure"):
-            raise SweepError(
-                "strategy deepspeed needs zero 1, 2 or 3, the optimizer adamw, a precision other "
-                "than bf16-pure, and schedule.average = 0. Change them, or leave it out."
-            )
-        if not is_elsewhere:
-            require_extra("deepspeed", "deepspeed", "strategy deepspeed")
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)
     sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
@@ -236,7 +228,6 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
     reasons = {
         "a memory limit on a CPU counts the tensors of every operation": is_cpu
         and execution.device_memory_bytes is not None,
-        "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
         f"compiling is not supported on {device}": device == "mps",
         f"the plan has only {flops:.1e} training FLOPs": is_cpu and flops < COMPILE_FLOPS,
         "no compiler on this machine": is_available(device)
@@ -276,24 +267,36 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
     """Build the workload and its model once in a child process; return what was built."""
     config = folder.located(plan).trial_config(plan.trials[0])
-    return plan.model.model_copy(update=run_job(inspect_trial, config))
+    optimizers = [plan.settings.optimizer.of(name) for name in plan.settings.optimizer_names]
+    return plan.model.model_copy(update=run_job(inspect_trial, config, optimizers))
 
 
-def inspect_trial(config: TrialConfig) -> dict[str, Any]:
-    """Check that a trial's workload can be built; count its parameters, and FLOPs per token."""
+def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) -> dict[str, Any]:
+    """Check that a trial's workload, optimizers and schedule can be built and called.
+
+    Return the numbers of parameters, and FLOPs per token.
+    """
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
     from sweep.training.device import is_out_of_memory
+    from sweep.training.parallel import build_optimizer
     from sweep.workloads import inspect_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
     try:
-        counted = inspect_workload(config, text)
+        counted, model = inspect_workload(config, text)
     except SweepError as error:
         if not is_out_of_memory(error):  # the trials may have more
             raise
         return {}
+    for settings in optimizers:
+        optimizer = build_optimizer(settings, model, learning_rate=1e-3)
+        if ":" in settings.name and optimizer:
+            with user_code(f"optimizer {settings.name!r} must take a step"):
+                optimizer.step()
+    for step in milestone_steps(config.steps, 100):
+        learning_rate_at(step, 1.0, config.steps, config.warmup_steps, config.science.schedule)
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":
         ignored = (Exception,) if config.science.code else ()  # tensors have no values
         with contextlib.suppress(*ignored):

@@ -159,7 +159,8 @@ class Scheduler:
         if config.science.target is None:
             return None
         batch, points = config.science.batch_size, config.science.evaluation.points
-        rows = (row for row in self.plan.known_trials if row.batch_size == batch)
+        cells = {row.id: row.cell for row in self.plan.known_trials}
+        rows = (row for row in self.plan.known_trials if row.cell == cells[config.id])
         results = (self.folder.trial(str(row.id)).find_result() or {} for row in rows)
         tokens = [r["tokens_to_target"] for r in results if r.get("tokens_to_target")]
         if not tokens:

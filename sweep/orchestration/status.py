@@ -15,17 +15,18 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     trials = [(folder.trial(str(row.id)), row) for row in plan.known_trials]
     metric = plan.settings.traits.objective
     rows = [_trial_status(trial, row, has_runner, metric) for trial, row in trials]
-    rates = {r["batch_size"]: r["tokens_per_second"] for r in rows if r["tokens_per_second"]}
-    for row, planned in zip(rows, plan.known_trials, strict=True):
-        rate = row["tokens_per_second"] or rates.get(row["batch_size"])
+    pairs = [*zip(rows, plan.known_trials, strict=True)]
+    rates = {p.cell: row["tokens_per_second"] for row, p in pairs if row["tokens_per_second"]}
+    for row, planned in pairs:
+        rate = row["tokens_per_second"] or rates.get(planned.cell)
         if not State(row["state"]).is_finished:
             remaining = planned.tokens - row["tokens"]
             row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
     seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
     tuned = [row for row in plan.known_trials if row.policy == "tuned"]
-    reported = {row.batch_size for row in tuned if row.stage == "report"}
+    reported = {row.cell for row in tuned if row.stage == "report"}
     target = plan.settings.target
-    unreported = (folder.trial(str(row.id)) for row in tuned if row.batch_size not in reported)
+    unreported = (folder.trial(str(row.id)) for row in tuned if row.cell not in reported)
     if any(is_complete(trial, target) for trial in unreported):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
@@ -56,7 +57,9 @@ def _trial_status(
         last = next((line for line in lines if "perf/tokens_per_second" in line), {})
         value = next((line[metric.curve] for line in lines if metric.curve in line), None)
     return {
-        **row.model_dump(include={"id", "stage", "batch_size", "seed", "learning_rate"}),
+        **row.model_dump(
+            include={"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
+        ),
         "state": state,
         "cause": status.cause,
         "message": " ".join(status.message.split()),

@@ -2,7 +2,7 @@
 
 Each round is decided from the plan and the trial folders while no trial runs, so that an
 interrupted sweep continues as if it had not been interrupted. Optuna proposes the values of new
-trials and shows one study per batch size.
+trials and shows one study per batch size and optimizer.
 """
 
 import logging
@@ -21,6 +21,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from sweep.config.experiment import Cell
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
@@ -62,7 +63,7 @@ class TuningTrial(rates.RateTrial):
 
 @dataclass(frozen=True)
 class Study:
-    """The tuning trials of one batch size at one token count."""
+    """The tuning trials of one cell at one token count."""
 
     name: str  # in Optuna's storage
     template: PlannedTrial  # a tuning trial of any rate, with the policy's β2 and weight decay
@@ -135,32 +136,32 @@ class Tuning:
         self.objective = plan.settings.objective
         self.is_default = storage is None  # a file in the folder
         self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"
-        self.open_reports: dict[int, list[PlannedTrial]] = {}
+        self.open_reports: dict[Cell, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
-                self.open_reports.setdefault(row.batch_size, []).append(row)
+                self.open_reports.setdefault(row.cell, []).append(row)
         self._started: set[str] = set()  # ids that this command has started
         self._is_warned = False
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the reports."""
-        tuned = {row.batch_size for row in self.schedule.plan.known_trials if row.stage == "tune"}
-        decided = [self._study(batch) for batch in tuned - set(self.open_reports)]
+        tuned = {row.cell for row in self.schedule.plan.known_trials if row.stage == "tune"}
+        decided = [self._study(cell) for cell in tuned - set(self.open_reports)]
         most = max((len(study.trials) for study in decided), default=0)
-        searches = self._unbroken(self._study(batch) for batch in self.open_reports)
+        searches = self._unbroken(self._study(cell) for cell in self.open_reports)
         if pauses := self._advance(searches, most):
             return pauses
         best = list(filter(None, map(self._winner, searches)))
         are_joint, reports = len(self.settings.dimensions) > 1, self.open_reports
-        early = [row for row in best if are_joint or row.tokens < reports[row.batch_size][0].tokens]
-        confirmations = self._unbroken(self._study(row.batch_size, row) for row in early)
+        early = [row for row in best if are_joint or row.tokens < reports[row.cell][0].tokens]
+        confirmations = self._unbroken(self._study(row.cell, row) for row in early)
         if pauses := self._advance(confirmations):
             return pauses
         winners = [row for row in best if row not in early]
         winners += filter(None, map(self._winner, confirmations))
         plan, rows = self.schedule.plan, []
         for winner in winners:
-            waiting = self.open_reports.pop(winner.batch_size)
+            waiting = self.open_reports.pop(winner.cell)
             rows += [plan.with_rate_of(winner, row) for row in waiting]
         return self.schedule.add(rows)
 
@@ -170,25 +171,26 @@ class Tuning:
         failed = {i for i, status in statuses.items() if has_failed(status.state, status.cause)}
         return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
 
-    def _study(self, batch: int, winner: PlannedTrial | None = None) -> Study:
-        """Return the study of a batch size: its search, or the confirmation of its winner."""
+    def _study(self, cell: Cell, winner: PlannedTrial | None = None) -> Study:
+        """Return the study of a cell: its search, or the confirmation of its winner."""
         plan = self.schedule.plan
-        key = ("tune", batch, TUNING_SEED)
-        rows = [r for r in plan.known_trials if (r.stage, r.batch_size, r.seed) == key]
+        key = ("tune", cell, TUNING_SEED)
+        rows = [r for r in plan.known_trials if (r.stage, r.cell, r.seed) == key]
         extra: tuple[str, ...] = ()
         rungs: tuple[int, ...] = ()
         if winner is None:
             least = min(row.tokens for row in rows)
             rows = [row for row in rows if row.tokens == least]
             template, stage, finest = rows[0], "search", rates.FINEST
-            grid = tuple(plan.tuning_centre(batch) * factor for factor in rates.GRID)
+            centre = plan.tuning_centre(template.batch_size, template.optimizer)
+            grid = tuple(centre * factor for factor in rates.GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             # With a target the schedule ends late trials; a command cannot pause.
             if self.settings.prune and self.target is None and not plan.settings.command:
                 rungs = rates.rung_steps(template.steps, plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
-            report = self.open_reports[batch][0]
+            report = self.open_reports[cell][0]
             template = report.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
             confirmed = (template.tokens, *own.values())
             rows = [r for r in rows if (r.tokens, r.beta2, r.weight_decay) == confirmed]
@@ -197,7 +199,8 @@ class Tuning:
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
-        title = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
+        subject = f"{template.optimizer or ''} batch size {cell[1]}".strip()
+        title = f"{subject}, {template.tokens} tokens, {stage} {digest}"
         trials = [self._read_trial(row, rungs) for row in rows]
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)

@@ -1,5 +1,6 @@
 """Decide about batch sizes from the losses of a sweep, and choose the trainings to add.
 
+If a sweep has several optimizers, each of them with each batch size counts as a batch size here.
 The intervals hold for all batch sizes together and, if seeds were added until the answer was
 clear, for all looks together: docs/statistics.md has their derivation and simulated error rates.
 All arrays may hold many sweeps at once.
@@ -44,6 +45,22 @@ class Decision:
         # If pairs share different seeds, every gap may lie above 0: the least one counts.
         least = np.fmin.reduce(self.gap_low, -1, keepdims=True)
         return np.asarray(self.gap_low <= np.maximum(least, 0))
+
+    def of(self, part: slice) -> "Decision":
+        """Return the decision about some of the batch sizes, whose intervals still hold for all."""
+        mean, variance = self.mean[..., part], self.variance[..., part]
+        difference, half_width = (
+            matrix[..., part, part] for matrix in (self.difference, self.half_width)
+        )
+        bounds = self.rates and {k: values[..., part] for k, values in vars(self.rates).items()}
+        rates = RateBounds(**bounds) if bounds else None
+        gaps = _gaps(mean, difference, half_width, rates)
+        return Decision(mean, variance, difference, half_width, rates, *gaps)
+
+    @property
+    def differences(self) -> tuple[Floats, Floats]:
+        """The interval of each loss at the best rate minus each other one, (..., k, k)."""
+        return _differences(self.difference, self.half_width, self.rates)
 
     def is_within(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_high <= tolerance)
@@ -102,19 +119,27 @@ def _gaps(
     mean: Floats, difference: Floats, half_width: Floats, rates: RateBounds | None
 ) -> tuple[Floats, Floats]:
     """Return the ends of each gap to the best of the others, NaN if it is not compared."""
-    least = most = np.zeros(mean.shape)
+    is_compared = np.isfinite(mean)
+    is_pair = is_compared[..., :, None] & is_compared[..., None, :]
+    is_pair &= ~np.eye(mean.shape[-1], dtype=bool)
+    gap_low, gap_high = (
+        np.where(is_pair.any(-1), np.where(is_pair, end, -np.inf).max(-1), np.nan)
+        for end in _differences(difference, half_width, rates)
+    )
+    return gap_low, gap_high
+
+
+def _differences(
+    difference: Floats, half_width: Floats, rates: RateBounds | None
+) -> tuple[Floats, Floats]:
+    """Return the ends of each pair's difference at the best rates; infinite without seeds."""
+    least = most = np.zeros(difference.shape[:-1])
     if rates is not None:
         least, most = rates.regret_low, rates.regret_high
     low = difference - half_width - most[..., :, None] + least[..., None, :]
     high = difference + half_width - least[..., :, None] + most[..., None, :]
-    is_compared, has_seeds = np.isfinite(mean), np.isfinite(difference)  # in common
-    is_pair = is_compared[..., :, None] & is_compared[..., None, :]
-    is_pair &= ~np.eye(mean.shape[-1], dtype=bool)
-    ends = np.where(has_seeds, low, -np.inf), np.where(has_seeds, high, np.inf)
-    gap_low, gap_high = (
-        np.where(is_pair.any(-1), np.where(is_pair, end, -np.inf).max(-1), np.nan) for end in ends
-    )
-    return gap_low, gap_high
+    has_seeds = np.isfinite(difference)  # in common
+    return np.where(has_seeds, low, -np.inf), np.where(has_seeds, high, np.inf)
 
 
 def next_trainings(

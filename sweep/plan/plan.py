@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from sweep.config.experiment import Experiment
-from sweep.config.objects import shipped_module
+from sweep.config.experiment import Cell, Experiment
+from sweep.config.objects import is_shipped
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
@@ -39,6 +39,7 @@ class PlannedTrial(Settings):
     id: Annotated[str, Field(pattern=f"^{TRIAL_ID.pattern}$")] | None = None
     stage: Literal["report", "tune"] = "report"
     policy: str
+    optimizer: str | None = None  # one of the sweep's; None: it has only one
     batch_size: int
     seed: int = 0
     learning_rate: float | None = None
@@ -53,6 +54,10 @@ class PlannedTrial(Settings):
     gradient_accumulation_steps: int
     forecast_bytes: int | None = None
     forecast_seconds: float | None = None
+
+    @property
+    def cell(self) -> Cell:
+        return self.optimizer, self.batch_size
 
 
 class Inputs(Settings):
@@ -102,7 +107,7 @@ class Plan(Inputs):
             **dict(row),
             **{name: getattr(self, name) for name in ("data", "start", "code")},
             "tokenizer": tokenizer_of(settings),
-            "optimizer": settings.optimizer.model_copy(update=optimizer),
+            "optimizer": settings.optimizer.of(row.optimizer).model_copy(update=optimizer),
             "schedule": settings.schedule.model_copy(update=schedule),
             "learning_rate": learning_rate,
         }
@@ -137,8 +142,10 @@ class Plan(Inputs):
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
-    def tuning_centre(self, batch_size: int) -> float:
-        return self.settings.tuning.centre or Policy("tuned").rate_at(batch_size)
+    def tuning_centre(self, batch_size: int, optimizer: str | None = None) -> float:
+        name, tuning = optimizer or self.settings.optimizer.name, self.settings.tuning
+        usual = Policy("tuned").rate_at(batch_size, name)
+        return tuning.centres.get(name) or tuning.centre or usual
 
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
@@ -177,7 +184,7 @@ def build_plan(
     policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
     old_rows, is_tuned = old.known_trials if old else (), policy.kind == "tuned"
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    winners = {r.batch_size: r for r in old_rows if (r.policy, r.stage) == ("tuned", "report")}
+    winners = {row.cell: row for row in old_rows if (row.policy, row.stage) == ("tuned", "report")}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
@@ -188,7 +195,7 @@ def build_plan(
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel(name=name.partition(":")[0] if shipped_module(name) else name),
+        model=PlannedModel(name=name.partition(":")[0] if is_shipped(name) else name),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
@@ -199,48 +206,51 @@ def build_plan(
     if is_tuned:
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence)
-        for batch in [size for size in experiment.batches if size not in winners]:
-            row = _plan_batch_size(plan, policy, batch, tuning_tokens[batch])
+        for cell in [cell for cell in experiment.cells if cell not in winners]:
+            row = _plan_cell(plan, policy, cell, tuning_tokens)
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
-    for batch in experiment.batches:
-        report = _plan_batch_size(plan, policy, batch, tokens[batch])
-        for seed in range(_seed_count(experiment, policy, batch, old_rows)):
+            centre = plan.tuning_centre(row.batch_size, row.optimizer)
+            rows += [plan.with_rate(row, centre * factor) for factor in GRID]
+    for cell in experiment.cells:
+        report = _plan_cell(plan, policy, cell, tokens)
+        for seed in range(_seed_count(experiment, policy, cell, old_rows)):
             row = report.model_copy(update={"seed": seed})
             if not is_tuned:
-                row = plan.with_rate(row, policy.rate_at(batch))
-            elif batch in winners:
-                row = plan.with_rate_of(winners[batch], row)
+                row = plan.with_rate(row, policy.rate_at(row.batch_size))
+            elif cell in winners:
+                row = plan.with_rate_of(winners[cell], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
 
 
 def _seed_count(
-    experiment: Experiment, policy: Policy, batch: int, old_rows: Sequence[PlannedTrial]
+    experiment: Experiment, policy: Policy, cell: Cell, old_rows: Sequence[PlannedTrial]
 ) -> int:
     """Return the number of reporting seeds; for `auto`, those so far, and at least LEAST_SEEDS."""
     if experiment.seeds == "auto":
-        return max([LEAST_SEEDS, *(r.seed + 1 for r in reports_of(policy, old_rows, [batch]))])
+        return max([LEAST_SEEDS, *(r.seed + 1 for r in reports_of(policy, old_rows, [cell]))])
     return int(experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS))
 
 
 def reports_of(
-    policy: Policy, rows: Iterable[PlannedTrial], batches: Collection[int]
+    policy: Policy, rows: Iterable[PlannedTrial], cells: Collection[Cell]
 ) -> list[PlannedTrial]:
     """Return the reporting trials of a policy, which a fixed rate is part of."""
     return [
         row
         for row in rows
         if (row.stage, row.policy) == ("report", policy.name)
-        and row.batch_size in batches
+        and row.cell in cells
         and (policy.kind != "fixed" or row.learning_rate == policy.rate)
     ]
 
 
-def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> PlannedTrial:
-    """Plan one batch size; the seed, the rate and the id are filled in later."""
-    execution, sequence = plan.execution, plan.tokens_per_sequence
-    optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer)
+def _plan_cell(
+    plan: Plan, policy: Policy, cell: Cell, tokens_of: Mapping[int, int]
+) -> PlannedTrial:
+    """Plan a trial of a cell; the seed, the rate and the id are filled in later."""
+    execution, sequence, (name, batch) = plan.execution, plan.tokens_per_sequence, cell
+    optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(name))
     schedule = plan.settings.schedule
     if policy.kind != "fixed":
         schedule = schedule.model_copy(update={"warmup_min_steps": 0})
@@ -255,9 +265,11 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )
+    tokens = tokens_of[batch]
     steps = tokens // (batch * sequence)
     return PlannedTrial(
         policy=policy.name,
+        optimizer=name,
         batch_size=batch,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
@@ -302,10 +314,9 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
         "seeds": new.settings.seeds,
         "tuning": (old if was_tuned else new).settings.tuning,
     }
-    seeds = {(row.policy, row.learning_rate, row.batch_size): row.seed for row in old.known_trials}
+    seeds = {(row.policy, row.learning_rate, row.cell): row.seed for row in old.known_trials}
     has_more_seeds = any(
-        row.seed > seeds.get((row.policy, row.learning_rate, row.batch_size), row.seed)
-        for row in added
+        row.seed > seeds.get((row.policy, row.learning_rate, row.cell), row.seed) for row in added
     )
     return old.model_copy(
         update={
@@ -343,9 +354,9 @@ def typed_command(experiment: str | None, flags: Mapping[str, Any]) -> tuple[str
     return tuple(words)
 
 
-def most_trials(plan: Plan) -> dict[int, int]:
-    """Return the most trials of each batch size with `--seeds auto`."""
-    tuned = {row.batch_size for row in plan.trials if row.policy == "tuned"}
+def most_trials(plan: Plan) -> dict[Cell, int]:
+    """Return the most trials of each cell with `--seeds auto`."""
+    tuned = {row.cell for row in plan.trials if row.policy == "tuned"}
     tuning = plan.settings.tuning
     searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
     is_joint = len(tuning.dimensions) > 1
@@ -355,8 +366,7 @@ def most_trials(plan: Plan) -> dict[int, int]:
         searched += len(CONFIRMATION) + 2 * EXTENSIONS + REFINEMENTS
     refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
     return {
-        row.batch_size: plan.settings.answer.max_seeds
-        + (searched + refined if row.batch_size in tuned else 0)
+        row.cell: plan.settings.answer.max_seeds + (searched + refined if row.cell in tuned else 0)
         for row in plan.trials
     }
 
@@ -377,10 +387,8 @@ def answering_command(plan: Plan) -> str | None:
     None if the plan does so, or has one batch size, which is a question of its own.
     """
     reports = [row for row in plan.trials if row.stage == "report"]
-    batches = sorted({row.batch_size for row in plan.trials})
-    last = ("tuned", LEAST_SEEDS - 1)
-    if len(batches) < 2 or {
-        row.batch_size for row in reports if (row.policy, row.seed) == last
-    } == {*batches}:
+    cells, last = {row.cell for row in plan.trials}, ("tuned", LEAST_SEEDS - 1)
+    batches = sorted({batch for _, batch in cells})
+    if len(batches) < 2 or {row.cell for row in reports if (row.policy, row.seed) == last} == cells:
         return None
     return command_with(plan, batches=batches, lr="tuned", seeds="auto")

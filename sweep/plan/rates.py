@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -19,6 +19,7 @@ from sweep.plan.steps import milestone_steps
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 RULES: dict[str, str] = read_toml(__file__, "policies.toml")
+OPTIMIZERS: dict[str, dict[str, Any]] = read_toml(__file__, "optimizers.toml")
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 REFINEMENTS = 4  # rates between those of the grid, at most; √2 needs two, and the best may move
@@ -41,12 +42,13 @@ class Policy:
         is_scaled = self.kind in ("sqrt", "linear")
         return f"{self.kind}:{self.rate:g}@{self.base}" if is_scaled else self.kind
 
-    def rate_at(self, batch_size: int) -> float:
-        """Return the peak rate; for `tuned`, the centre of the grid."""
+    def rate_at(self, batch_size: int, optimizer: str = "adamw") -> float:
+        """Return the peak rate; for `tuned`, the centre of an optimizer's grid."""
         ratio = batch_size / self.base
         if self.kind == "tuned":
             exponent = 1 / 8 if ratio < 1 else 1 / 2
-            return float(1e-3 * min(ratio, 256 / 32) ** exponent)
+            centre = 1e-3 * min(ratio, 256 / 32) ** exponent
+            return float(centre * optimizer_facts(optimizer)["rate"])
         return self.rate * {"fixed": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[self.kind]
 
     def optimizer_at(
@@ -57,6 +59,8 @@ class Policy:
         factor = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
         beta2 = optimizer.beta2 ** (batch_size * tokens_per_sequence / BETA2_TOKENS)
         decay = optimizer.weight_decay * factor
+        if self.kind == "tuned":
+            decay /= optimizer_facts(optimizer.name)["rate"]
         return optimizer.model_copy(update={"beta2": beta2, "weight_decay": decay})
 
 
@@ -76,6 +80,10 @@ def parse_policy(text: str) -> Policy:
         "lr must be at most 1e6 and positive: RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or "
         f"tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
     )
+
+
+def optimizer_facts(name: str) -> dict[str, Any]:
+    return OPTIMIZERS.get(name, OPTIMIZERS["own"])
 
 
 def describe_policy(name: str, dimensions: Collection[str], is_rate_only: bool = False) -> str:

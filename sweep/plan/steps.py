@@ -6,7 +6,8 @@ from fractions import Fraction
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
-from sweep.errors import SweepError
+from sweep.config.objects import load_object
+from sweep.errors import SweepError, user_code
 
 
 def tokens_per_trial(
@@ -37,7 +38,19 @@ def warmup_steps(steps: int, schedule: ScheduleSettings) -> int:
 def learning_rate_at(
     step: int, peak: float, steps: int, warmup: int, schedule: ScheduleSettings
 ) -> float:
-    """Return the rate of step t = 1 … S: linear warmup, then cosine decay or a constant rate."""
+    """Return the rate of step t = 1 … S: linear warmup, then cosine decay or a constant rate.
+
+    A user's function returns the rate as a factor of the peak, the warmup included.
+    """
+    if ":" in schedule.name:
+        with user_code(
+            f"schedule {schedule.name!r} must return a finite factor of the peak rate, at least 0, "
+            "for a step, the number of steps and that of warmup steps"
+        ):
+            factor = float(load_object(schedule.name)(step, steps, warmup))
+            if not 0 <= factor < math.inf:
+                raise ValueError(f"it returned {factor:g} at step {step}")
+            return peak * factor
     if step <= warmup:
         return peak * step / warmup
     if schedule.name == "constant":

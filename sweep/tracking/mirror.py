@@ -217,7 +217,9 @@ class Mirror(threading.Thread):
                 run = newest = None
         if run is None:
             stage = "tune: " if row.stage == "tune" else ""
-            name = f"{stage}batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
+            optimizer = f"{row.optimizer} " if row.optimizer else ""
+            size = f"batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
+            name = f"{stage}{optimizer}{size}"
             start = points[0][1] if points else None
             run = self._create_run(trial.id, name, {"sweep.trial_id": trial.id}, start)
         first = newest[0] if newest else 0  # sent again, as it may be incomplete

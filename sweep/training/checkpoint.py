@@ -161,6 +161,7 @@ class CheckpointStore:
                 "progress": asdict(progress),
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
+                "optimizer": [_numbers_in(part) for part in step.parallel.numbers()],
                 "rng_python": [python for python, _ in rng_states],  # by rank
                 "rng_numpy": [numpy for _, numpy in rng_states],
             }
@@ -191,7 +192,7 @@ class CheckpointStore:
 
 
 def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
-    step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
+    step.parallel.make_states()
     tensors, rank = _tensors(step), ranks.rank()
     has_random_state = rank < notes["processes"]
     if not has_random_state:  # this process keeps its own
@@ -204,9 +205,12 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     else:
         stored = load_file(folder / WHOLE)
+        if lacking := [n for n in stored if n.startswith("optimizer.") and n not in tensors]:
+            raise ValueError(f"the first step of the optimizer does not create {lacking[0]}")
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
-    step.parallel.load(tensors)
+    for part, numbers in zip(step.parallel.numbers(), notes["optimizer"], strict=True):
+        part.update(numbers)
     if has_random_state:
         torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
         if step.device.type == "cuda":
@@ -216,6 +220,10 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
         np.random.set_state(notes["rng_numpy"][rank])
     if step.average is not None:
         step.average.steps = notes["average_steps"]
+
+
+def _numbers_in(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if isinstance(value, float | int)}
 
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:

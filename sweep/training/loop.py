@@ -61,7 +61,7 @@ class Steps:
             line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
             line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
             line["memory/peak_bytes"] = self._peak_bytes
-        elif self.step.parallel.shows_gradients:  # no statistics
+        else:  # no statistics
             line["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
         self.step.workload.meter.clear()
         progress.clipped_steps += progress.watched["train/clipped"][0]

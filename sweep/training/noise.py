@@ -59,8 +59,7 @@ class NoiseProbe:
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         science, length = config.science, config.tokens_per_sequence
-        is_possible = not step.samples and step.parallel.shows_gradients
-        points = science.evaluation.noise_points if is_possible else 0
+        points = 0 if step.samples else science.evaluation.noise_points
         sequences = (config.token_budget or science.tokens) // length
         self._points, self._most = probe_sizes(sequences, points, science.evaluation.noise_share)
         self._step, self._squares = step, progress.noise_squares

@@ -13,21 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 from sweep.config.experiment import OptimizerSettings
+from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError, user_code
+from sweep.models import outer_weights
 from sweep.workloads import ranks
 from sweep.workloads.workload import Batch
 
 LossSum = Callable[[nn.Module, Batch], Tensor]
+BUILT_IN: dict[str, Any] = {kind.__name__.lower(): kind for kind in (SGD, Adafactor, AdamW, Muon)}
 
 
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
-    optimizer: torch.optim.Optimizer | None
+    optimizer: Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
 
     def __init__(self, config: TrialConfig) -> None:
@@ -83,24 +87,32 @@ class Parallel:
         return {name: value.detach() for name, value in tensors.items() if name in kept}
 
     def states(self) -> dict[str, Tensor]:
-        if self.optimizer is None:
-            return {}
-        own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
+        """Return the tensors in the optimizer's states by name."""
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            for key, value in own.state.get(parameter, {}).items():
+        for name, state in self._states_by_name().items():
+            for key, value in state.items():
                 if torch.is_tensor(value):
                     tensors[f"{name}.{key}"] = value
+                elif value is not None and not isinstance(value, float | int):
+                    problem = f"must keep tensors and numbers only, got {type(value).__name__}"
+                    raise SweepError(f"the state {key!r} of an optimizer {problem}.")
         return tensors
 
-    def make_states(self, backward: Callable[[int], object]) -> None:
-        """Allocate states by a step at rate 0; `backward` adds gradients of N random sequences."""
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups and states, which contain numbers too."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [*groups, *self._states_by_name().values()]
+
+    def _states_by_name(self) -> dict[str, dict[str, Any]]:
+        own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
+        states = {} if own is None else own.state
+        return {name: states.get(p, {}) for name, p in self.model.named_parameters()}
+
+    def make_states(self) -> None:
+        """Allocate the optimizer states by a step at rate 0."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.update(learning_rate=0.0, max_norm=1.0)
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load restored `model.NAME` and `optimizer.NAME` tensors, if they are copies."""
 
 
 class FunctionModule(nn.Module):
@@ -179,28 +191,65 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 def build_optimizer(
     settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_sharded: bool = False
-) -> torch.optim.Optimizer | None:
-    """Build AdamW or SGD; None for `none`. With `is_sharded` a process keeps some states only."""
+) -> Optimizer | None:
+    """Build the optimizer; None for `none`. With `is_sharded` a process keeps some states only."""
     if settings.name == "none":
         return None
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    name, weights = settings.name, [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in weights if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    kind: type[torch.optim.Optimizer] = torch.optim.SGD
-    options: dict[str, Any] = {"lr": learning_rate}
-    if settings.name == "adamw":
-        kind = torch.optim.AdamW
-        options["betas"] = (settings.beta1, settings.beta2)
-        options["eps"] = settings.eps
-        options["fused"] = parameters[0].device.type in ("cpu", "cuda")
-    if is_sharded:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
+    options: dict[str, Any] = {"lr": learning_rate, **settings.options.get(name, {})}
+    adamw: dict[str, Any] = {
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.eps,
+        "fused": weights[0].device.type in ("cpu", "cuda"),
+    }
+    kind: Any = BUILT_IN.get(name) or load_object(name)
+    with user_code(f"optimizer {name!r} must be built from parameter groups and {options}"):
+        if kind is Muon:
+            muon = {"adjust_lr_fn": "match_rms_adamw", **options}
+            return _build_muon(model, groups, muon, {"lr": learning_rate, **adamw})
+        more = adamw if kind is AdamW else {}
+        if is_sharded:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(groups, kind, **options)
-    return kind(groups, **options)
+            return ZeroRedundancyOptimizer(groups, kind, **more, **options)
+        optimizer = kind(groups, **more, **options)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+        return optimizer
+
+
+def _build_muon(
+    model: nn.Module, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]
+) -> Optimizer:
+    """Build Muon for the matrices between embeddings and output, AdamW for the other weights."""
+    weights = {p for group in groups for p in group["params"]}
+    hidden = {p for p in weights if p.ndim == 2} - {*outer_weights(model)}
+    if not hidden:
+        raise ValueError("the model has no matrices between embeddings and output")
+    parts: list[Optimizer] = []
+    for kind, options, chosen in ((Muon, muon, hidden), (AdamW, adamw, weights - hidden)):
+        own = [group | {"params": [p for p in group["params"] if p in chosen]} for group in groups]
+        parts.append(kind(own, **options))
+    return JointOptimizer(parts)
+
+
+class JointOptimizer(Optimizer):
+    """Optimizers of different weights as one, with their own groups and a common state."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = parts
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
 
 
 def is_part(value: Tensor) -> bool:

@@ -30,8 +30,6 @@ class TrainingStep:
         if ranks.is_distributed():
             assert ranks.count() == execution.devices, "a trial has a process for each device"
             kind = FullyShard if execution.zero >= 2 else DataParallel
-            if execution.strategy == "deepspeed":
-                from sweep.training.deepspeed import DeepSpeedZero as kind
         self.parallel = kind(config)
         self.workload: Workload = build_workload(config, device)
         self.model = self.workload.build_model() if model is None else model

@@ -282,6 +282,7 @@ def write_result(
     record = {
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
+        "optimizer": science.optimizer.name,
         **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
         "parameters": step and step.parameter_count,
         "tokens": tokens,

@@ -1,4 +1,4 @@
-"""Build a trial's workload: pretrain, grpo, a shipped one or the user's."""
+"""Build a trial's workload: pretrain, or one that is loaded by name."""
 
 from typing import Any
 
@@ -12,17 +12,14 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.errors import user_code
 from sweep.models import build_without_weights, outer_weights
-from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import LanguageWorkload, Pretrain
 from sweep.workloads.workload import Workload
-
-_BUILT_IN = {"pretrain": Pretrain, "grpo": Grpo}
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
     name = config.science.workload
-    build: Any = _BUILT_IN.get(name) or load_object(name)
+    build: Any = Pretrain if name == "pretrain" else load_object(name)
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
         "and a device"
@@ -37,8 +34,10 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     return workload
 
 
-def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[str, Any]:
-    """Build a trial's workload and model; return facts by the names of `PlannedModel`.
+def inspect_workload(
+    config: TrialConfig, text: TokenizedText | None
+) -> tuple[dict[str, Any], nn.Module]:
+    """Build a trial's workload; return facts by the names of `PlannedModel`, and the model.
 
     The user's code also computes a loss, and its FLOPs are counted.
     """
@@ -60,7 +59,7 @@ def inspect_workload(config: TrialConfig, text: TokenizedText | None) -> dict[st
     facts["embedding_parameters"] = sum(weight.numel() for weight in outer_weights(model))
     if not all(weight.requires_grad for weight in weights):
         facts["trained_parameters"] = sum(w.numel() for w in weights if w.requires_grad)
-    return facts
+    return facts, model
 
 
 def count_flops(workload: Workload, model: nn.Module) -> float:

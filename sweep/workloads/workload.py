@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.experiment import REWARD_STATISTICS
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import SequenceStream, TokenizedText
 
@@ -124,11 +123,11 @@ class Meter:
     """Sums and counts by name. Tensors stay on the device until they are read."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
+        self.sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor) -> None:
-        old = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = (old[0] + total, old[1] + count)
+        old = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (old[0] + total, old[1] + count)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
@@ -137,24 +136,12 @@ class Meter:
         for name, value in values.items():
             self.add(name, (value.detach() * mask).sum(), mask.sum())
 
-    def add_rewards(self, rewards: Floats, components: dict[str, Floats], group_size: int) -> None:
-        """Add rewards (B,) and components, (B,) each, which are 0 for completions without them."""
-        deviations = rewards.reshape(-1, group_size).std(axis=1)
-        self.add("reward/std", rewards.std(), 1)
-        self.add("reward/group_std", deviations.sum(), len(deviations))
-        for name, values in {"mean": rewards, **components}.items():
-            self.add(f"reward/{name}", values.sum(), len(rewards))
-        count = self._sums["reward/mean"][1]
-        for name in self._sums.keys() - {f"reward/{name}" for name in REWARD_STATISTICS}:
-            if name.startswith("reward/"):
-                self._sums[name] = self._sums[name][0], count
-
     def state(self) -> dict[str, list[float]]:
         """Return sums and counts as numbers; waits for the device."""
-        return {name: [float(total), float(count)] for name, (total, count) in self._sums.items()}
+        return {name: [float(total), float(count)] for name, (total, count) in self.sums.items()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
-        self._sums = {name: (total, count) for name, (total, count) in state.items()}
+        self.sums = {name: (total, count) for name, (total, count) in state.items()}
 
     def clear(self) -> None:
-        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))  # names are kept
+        self.sums = dict.fromkeys(self.sums, (0.0, 0.0))  # names are kept

@@ -124,6 +124,7 @@ def fake_result(
     has_bytes = is_whole and plan.data is not None
     planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
     result = {**planned, "tokens": tokens, "steps": steps, "state": state, "cause": cause}
+    result["optimizer"] = row.optimizer or plan.settings.optimizer.name
     result |= {"message": f"{cause} at step 1" if cause else None, "attempts": 1}
     result |= {"epochs": 0.61 if plan.data else None, "parameters": plan.model.parameters}
     result |= dict.fromkeys(("tokens_to_target", "mfu"))

@@ -30,7 +30,7 @@ seconds_total, seconds_compile, seconds_training, seconds_evaluation, seconds_ch
 tokens_per_second, mfu, peak_memory_bytes, device, torch_version, git_commit, data_sha256"""
 
 OF_THE_SWEEP = {
-    *("tokens_per_sequence", "target", "optimizer", "expected_initial_loss", "loss_unit"),
+    *("tokens_per_sequence", "target", "expected_initial_loss", "loss_unit"),
     "has_looks",
 }
 

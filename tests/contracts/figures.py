@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "sweep").rglob("*.py"))
+WITH_EXPERIMENTS = [*SOURCES, *sorted((ROOT / "experiments").glob("*.py"))]
 # The two private interfaces that the memory forecast needs, one file each.
 PERMITTED = {
     ("sweep/training/storages.py", "torch.utils._python_dispatch"),
@@ -63,7 +64,7 @@ def function_lengths() -> dict[str, int]:
 def private_interfaces() -> set[tuple[str, str]]:
     """Return file and interface of every use of a private name of a dependency."""
     uses = set()
-    for path in SOURCES:
+    for path in WITH_EXPERIMENTS:
         foreign = set()  # names that the file imports from outside of sweep
         for node in nodes(path):
             if isinstance(node, ast.Import | ast.ImportFrom):

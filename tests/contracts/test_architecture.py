@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.figures import (
     NOT_IN_A_WORKER,
     ROOT,
-    SOURCES,
+    WITH_EXPERIMENTS,
     code_named_by_strings,
     definitions,
     import_cycles,
@@ -33,7 +33,7 @@ WORKER = f"""
 import importlib, pkgutil, runpy, sys
 for name in {NOT_IN_A_WORKER}:
     sys.modules[name] = None  # an import of it fails
-for unit in ("training", "workloads", "models", "data"):
+for unit in ("training", "workloads", "models", "data", "experiments"):
     folder = importlib.import_module("sweep." + unit).__path__
     for module in pkgutil.walk_packages(folder, "sweep." + unit + "."):
         importlib.import_module(module.name)
@@ -85,6 +85,7 @@ def test_files_import_each_other_in_no_circle_and_kinds_decide_nothing() -> None
 
 
 def test_no_name_is_vague() -> None:
-    names = {(name_of(path), part) for path in SOURCES for part in (path.stem, path.parent.name)}
-    names |= {(name_of(path), node.name) for path in SOURCES for node in definitions(path)}
+    files = WITH_EXPERIMENTS
+    names = {(name_of(path), part) for path in files for part in (path.stem, path.parent.name)}
+    names |= {(name_of(path), node.name) for path in files for node in definitions(path)}
     assert {(path, name) for path, name in names if VAGUE.search(name)} == set()

@@ -1,5 +1,6 @@
 """What is installed: the wheel, the shipped experiments, the pinned versions, the extras."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -17,11 +18,17 @@ from sweep.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LOAD_SHIPPED = """
+import inspect, pathlib
+from sweep.config.objects import SHIPPED_OBJECTS, load_object
+for name in SHIPPED_OBJECTS:
+    print(pathlib.Path(inspect.getfile(load_object(name))).parent)
+"""
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.toml"))
 
 
 @pytest.fixture(scope="module")
-def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
@@ -31,16 +38,26 @@ def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
     assert wheel.name == f"batch_size_sweep-{sweep.__version__}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.namelist()
+    return wheel
 
 
-def test_the_wheel_has_every_module_and_experiment_and_nothing_else(wheel_files: list[str]) -> None:
+def test_the_wheel_has_every_module_and_experiment_and_nothing_else(wheel: Path) -> None:
+    wheel_files = zipfile.ZipFile(wheel).namelist()
     information = f"batch_size_sweep-{sweep.__version__}.dist-info"
     assert {name.partition("/")[0] for name in wheel_files} == {"sweep", information}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sweep").rglob("*.py")}
-    shipped = {f"sweep/_experiments/{path.name}" for path in EXPERIMENTS}
+    files = (ROOT / "experiments").iterdir()
+    shipped = {f"sweep/experiments/{file.name}" for file in files if file.is_file()}
     assert {*modules, *shipped, "sweep/py.typed", f"{information}/METADATA"} <= set(wheel_files)
+
+
+def test_the_wheel_alone_loads_the_code_of_shipped_experiments(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", LOAD_SHIPPED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {Path(line) for line in done.stdout.split()} == {tmp_path / "sweep" / "experiments"}
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

@@ -122,6 +122,8 @@ def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninte
     [
         ("quick", SHORT, {"threads": 2}, 10),
         ("quadratic", {"batches": "16", "budget": 16 * 100}, {}, 70),
+        ("quick", {**SHORT, "optimizers": "muon"}, {}, 17),
+        pytest.param("quick", {**SHORT, "optimizers": "adafactor"}, {}, 17, marks=pytest.mark.slow),
         ("grpo-words", {**WORDS, "grpo": GRPO, "lr": "3e-3", "budget": 8 * 48 * 8}, {}, 5),
         pytest.param("quick", SHORT, COMPILED, 17, marks=pytest.mark.slow),
         pytest.param("quick", SHORT, COMPILED | {"threads": 2}, 17, marks=pytest.mark.slow),

@@ -16,9 +16,7 @@ import warnings
 
 import torch
 
-from sweep.config.objects import load_object
-
-NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
+from sweep.experiments.noisy_quadratic import NoisyQuadratic
 
 
 class Rogue(NoisyQuadratic):

@@ -223,16 +223,15 @@ def test_the_current_folder_hides_no_library(tmp_path, count, executor):
 
 MODULE = """
 from pathlib import Path
-from sweep.config.objects import load_object
-Own = load_object("noisy_quadratic:NoisyQuadratic")
+from sweep.experiments.noisy_quadratic import NoisyQuadratic as Own
 Path(__file__).with_name("imported").touch()
 """
 
 
 FAILING = """
 KEY = "SEC" + "RET"
-from sweep.config.objects import load_object
-class Own(load_object("noisy_quadratic:NoisyQuadratic")):
+from sweep.experiments.noisy_quadratic import NoisyQuadratic
+class Own(NoisyQuadratic):
     def loss_sum(self, model, batch):
         if batch[0][0] > 0:
             raise ValueError(f"no answer from http://user:{KEY}@host/?token={KEY}")

@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from experiments.elman import Elman, ElmanLayer, spectral_scale
 from sweep.config.models import MODEL_PRESETS, TransformerSettings
-from sweep.config.objects import load_object
+from sweep.experiments.elman import Elman, ElmanLayer, spectral_scale
+from sweep.experiments.noisy_quadratic import NoisyQuadratic
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
-
-NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 class Leaky(NoisyQuadratic):

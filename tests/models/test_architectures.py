@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.elman import FusedCell, spectral_scale
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings, TransformerSettings, model_preset
+from sweep.experiments.elman import FusedCell, spectral_scale
 from sweep.models import build_model, build_without_weights
 from sweep.models.transformer import rotary_tables, rotate
 from tests.memory.odd import plain_cell

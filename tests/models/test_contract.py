@@ -14,8 +14,8 @@ from sweep.config.models import (
     model_preset,
 )
 from sweep.errors import SweepError
+from sweep.experiments.generation import generate
 from sweep.models import HasHidden, build_model, build_without_weights
-from sweep.models.generation import generate
 
 SIZES = {"vocabulary": 64, "context": 24}
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 24,

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 
-from sweep.config.objects import load_object
+from sweep.experiments.noisy_quadratic import NoisyQuadratic
 from sweep.trial.folder import TrialFolder
 from sweep.workloads.workload import FinalEvaluation
-
-NoisyQuadratic = load_object("noisy_quadratic:NoisyQuadratic")
 
 
 def file(name):

@@ -193,8 +193,6 @@ def test_any_two_of_microbatch_devices_and_accumulation_give_the_third(batches, 
         ({"devices": 2, "microbatch": 3}, r"divide .*\(4\), got 3. Use 2 or 4"),
         ({"microbatch": 2, "accumulation": 4}, "microbatch_size must be 4"),
         ({"zero": 1}, "Add --devices-per-trial"),
-        ({"strategy": "deepspeed"}, "Add --devices-per-trial"),
-        ({"devices": 2, "strategy": "deepspeed"}, "zero 1, 2 or 3"),
     ],
 )
 def test_executions_that_do_not_go_together_are_refused(execution, message):

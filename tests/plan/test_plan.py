@@ -144,7 +144,7 @@ def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags(
 
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
     decides = {
-        *("name", "question", "seeds", "tuning", "answer"),  # which trials there are
+        *("name", "question", "seeds", "tuning", "answer", "optimizers"),  # which trials there are
         "declared",  # by code whose hash is in the id
         # resolved under other names
         *("budget", "batches", "lr", "vocabulary", "context", "model_option", "init"),

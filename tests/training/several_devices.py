@@ -31,11 +31,10 @@ def planned(
     path: Path,
     devices: int = 1,
     zero: int = 0,
-    strategy: str = "torch",
     execution: dict[str, Any] | None = None,
     **settings: object,
 ) -> TrialFolder:
-    asked = Execution(device="cpu", microbatch=2, devices=devices, zero=zero, strategy=strategy)
+    asked = Execution(device="cpu", microbatch=2, devices=devices, zero=zero)
     return plan_trial(path, "quick", SETTINGS | settings, asked, threads=1, **execution or {})
 
 
@@ -60,9 +59,9 @@ def pause(trial: TrialFolder, step: int = MIDDLE) -> None:
     assert trial.checkpoints()[0].step == step
 
 
-def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> TrialFolder:
-    config, update = trial.read_config(), {"devices": devices, "strategy": strategy}
-    execution = config.execution.model_copy(update=update)
+def on(trial: TrialFolder, devices: int) -> TrialFolder:
+    config = trial.read_config()
+    execution = config.execution.model_copy(update={"devices": devices})
     trial.write_config(config.model_copy(update={"execution": execution}))
     return trial
 

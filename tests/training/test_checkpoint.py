@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecate
 
 
 class Trial:
-    def __init__(self, path):
-        fields = {"batches": [4], "budget": 400, "precision": "fp32"}
+    def __init__(self, path, **fields):
+        fields = {"batches": [4], "budget": 400, "precision": "fp32", **fields}
         execution = Execution(device="cpu", threads=1)
         plan = build_plan(load_experiment("quadratic", fields), execution, data=None)
         self.config = plan.trial_config(plan.trials[0], "sweep")

@@ -1,7 +1,5 @@
 """A trial on several devices equals the trial on one; optimizers, and the average of weights."""
 
-import importlib.util
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -29,11 +27,6 @@ from tests.training.several_devices import (
     planned,
 )
 from tests.workloads.trials import trial_config
-
-NEEDS_DEEPSPEED = pytest.mark.skipif(
-    not (importlib.util.find_spec("deepspeed") and shutil.which("g++")),
-    reason="needs the extra deepspeed, and a compiler",
-)
 
 
 def cases(default, slow):
@@ -206,34 +199,6 @@ def test_tensors_that_one_process_can_never_read_end_the_attempt_in_all(tmp_path
     pause(trial)
     outcome = attempt(trial)
     assert outcome.kind == "error" and "OSError" in outcome.message
-
-
-@NEEDS_DEEPSPEED
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "zero"), [(2, 1), (2, 2), (2, 3), (4, 2)])
-def test_a_deepspeed_trial_has_the_same_curve(tmp_path, alone, devices, zero):
-    trial = complete(planned(tmp_path, devices, zero, "deepspeed"))
-    assert_same_trial(trial, alone)
-    assert trial.read_result()["execution"]["strategy"] == "deepspeed"
-
-
-@NEEDS_DEEPSPEED
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("zero", "before", "after", "devices"),
-    [
-        *[(zero, "deepspeed", "deepspeed", 4) for zero in (1, 2, 3)],
-        *[(zero, "deepspeed", "torch", 1) for zero in (1, 2, 3)],
-        (3, "torch", "deepspeed", 2),
-    ],
-)
-def test_a_checkpoint_continues_with_either_strategy(tmp_path, alone, zero, before, after, devices):
-    trial = planned(tmp_path, 2, zero, before)
-    pause(trial)
-    complete(on(trial, devices, after))
-    assert continued_from(trial) == [MIDDLE]
-    assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
-    assert_same_trial(trial, alone)
 
 
 def small_model():

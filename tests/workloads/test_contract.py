@@ -152,7 +152,7 @@ def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
 ):
     """A missing reward or extra even before the text is prepared."""
     monkeypatch.setitem(sys.modules, "chess", None)
-    monkeypatch.delitem(sys.modules, "sweep_experiments_chess_moves", raising=False)
+    monkeypatch.delitem(sys.modules, "sweep.experiments.chess_moves", raising=False)
     config, text = grpo_config(**grpo), None
     if is_prepared:
         text = prepare_data(synthetic_identity(), None, config.science.tokenizer)

@@ -14,6 +14,7 @@ from sweep.config.experiment import load_experiment
 from sweep.config.models import find_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
+from sweep.experiments.grpo import Grpo
 from sweep.models import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
@@ -22,7 +23,6 @@ from sweep.orchestration.runner import run_sweep
 from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
-from sweep.workloads.grpo import Grpo
 from tests.hugging_face import STORIES, save_model
 from tests.workloads.trials import CPU, metrics
 

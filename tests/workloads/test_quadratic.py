@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.config.objects import load_object
+from sweep.experiments.noisy_quadratic import SEQUENCES, Quadratic, noise_sum, random_walk
 from sweep.training.step import TrainingStep
 from sweep.workloads import build_workload
 from tests.workloads.trials import CPU, trial_config
-
-NAMES = ("SEQUENCES", "Quadratic", "noise_sum", "random_walk")
-SEQUENCES, Quadratic, noise_sum, random_walk = (load_object(f"noisy_quadratic:{n}") for n in NAMES)
 
 
 def config_of(batch=16, seed=0):

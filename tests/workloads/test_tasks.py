@@ -10,9 +10,8 @@ from sweep.config.trial import TokenizerSettings
 from sweep.data.synthetic import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
-from sweep.models.generation import completion_uniforms
-from sweep.workloads.grpo import HELD_OUT
-from sweep.workloads.tasks import Completion, Prompt, build_reward, build_task
+from sweep.experiments.generation import completion_uniforms
+from sweep.experiments.grpo import HELD_OUT, Completion, Prompt, build_reward, build_task
 
 CHESS = "chess_moves:Chess"
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
@@ -124,7 +123,7 @@ def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name,
 
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "chess", None)
-    monkeypatch.delitem(sys.modules, "sweep_experiments_chess_moves", raising=False)
+    monkeypatch.delitem(sys.modules, "sweep.experiments.chess_moves", raising=False)
     with pytest.raises(SweepError, match=r"pip install -e '\.\[chess\]'"):
         task_of(task=CHESS)
 

@@ -1,15 +1,19 @@
 """Group relative policy optimization: sample, score, compare within groups, update.
 
+Prompts and rewards come from a task, a class with the methods of `Task`.
+
 Losses: Shao et al. 2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Completion i
 belongs to prompt i // group_size. Shapes: B completions of N tokens, prompts of P tokens.
 """
 
 import copy
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,18 +23,45 @@ from torch import Tensor, nn
 from sweep.config.experiment import FINAL_PROMPTS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import TokenizedText
-from sweep.errors import SweepError
+from sweep.data.tokens import SequenceStream, TextTokenizer, TokenizedText
+from sweep.errors import SweepError, user_code
 from sweep.models import HasHidden, autocast
-from sweep.models.generation import completion_uniforms, generate
-from sweep.models.loss import linear_log_probs, widened
+from sweep.models.loss import widened
 from sweep.trial import watchdog
-from sweep.workloads import tasks
 from sweep.workloads.pretrain import LanguageWorkload
-from sweep.workloads.workload import Batch, FinalEvaluation
+from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter
+
+from .generation import completion_uniforms, generate
+from .log_probs import linear_log_probs
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
+REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
+
+
+@dataclass(frozen=True)
+class Prompt:
+    text: str
+    ids: tuple[int, ...] | None = None  # None: the tokenizer encodes the text
+    facts: dict[str, Any] = field(default_factory=dict)  # input of the reward
+
+
+class Completion(NamedTuple):
+    text: str  # up to its end
+    has_ended: bool  # with an end id, before the maximum length
+
+
+Reward = Callable[[Prompt, Completion], dict[str, float]]  # components, which are added
+
+
+class Task(Protocol):
+    prompts_in_epoch: int | None = None  # training prompts before they repeat; None: never
+
+    def prompt(self, number: int, is_held_out: bool) -> Prompt:
+        """Return a prompt; equal numbers give equal prompts."""
+
+    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
+        """Return the components of a completion's reward, which is their sum."""
 
 
 class Grpo(LanguageWorkload):
@@ -47,12 +78,12 @@ class Grpo(LanguageWorkload):
         self.end = tokenizer.end if tokenizer else 0  # id that ends a completion
 
     @cached_property
-    def task(self) -> tasks.Task:
-        return tasks.build_task(self.settings, self.text, self.config.science.seed)
+    def task(self) -> Task:
+        return build_task(self.settings, self.text, self.config.science.seed)
 
     @cached_property
-    def reward(self) -> tasks.Reward:
-        return tasks.build_reward(self.settings, self.task)
+    def reward(self) -> Reward:
+        return build_reward(self.settings, self.task)
 
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
@@ -64,7 +95,7 @@ class Grpo(LanguageWorkload):
         self.text = text
         prompts = [self.task.prompt(number, True) for number in range(32)]
         self.encode(prompts)
-        self.reward(prompts[0], tasks.Completion("", True))
+        self.reward(prompts[0], Completion("", True))
 
     def start(self, model: nn.Module) -> None:
         if not self.settings.kl:
@@ -125,7 +156,7 @@ class Grpo(LanguageWorkload):
         settings = self.settings
         size = settings.group_size
         is_random = len(batch) > 1
-        prompts: list[tasks.Prompt] = []
+        prompts: list[Prompt] = []
         if is_random:
             ids, uniforms = batch
         else:
@@ -141,8 +172,8 @@ class Grpo(LanguageWorkload):
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
-                rewards, components = tasks.score(self.reward, prompts, completions, self.tokenizer)
-                self.meter.add_rewards(rewards, components, size)
+                rewards, components = score(self.reward, prompts, completions, self.tokenizer)
+                add_rewards(self.meter, rewards, components, size)
                 scores = torch.from_numpy(rewards).float().to(self.device)
                 gain = advantages(scores, size, settings.scale_rewards)
             mask = completion_mask(completions, self.end)
@@ -157,7 +188,7 @@ class Grpo(LanguageWorkload):
                 reference = torch.cat([self.log_probs(self.reference, part)[0] for part in parts])
         return ids, mask, gain, old, reference
 
-    def encode(self, prompts: list[tasks.Prompt]) -> Tensor:
+    def encode(self, prompts: list[Prompt]) -> Tensor:
         """Return the ids of prompts, (B, P), padded on the left with separators."""
         length = self.settings.prompt_tokens
         rows = []
@@ -205,7 +236,7 @@ class Grpo(LanguageWorkload):
         losses = np.stack([-held_out, np.ones(FINAL_PROMPTS)], axis=1)
         return FinalEvaluation({}, losses, -float(train.mean()))
 
-    def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> NDArray[np.float64]:
+    def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> Floats:
         size = self.config.execution.evaluation_batch_size
         rewards = []
         at_once = min(size, self.config.completions_at_once(self.config.microbatch_size))
@@ -215,7 +246,7 @@ class Grpo(LanguageWorkload):
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             ids = self.generate(model, self.encode(prompts), uniforms, at_once, self.end)
-            rewards.append(tasks.score(self.reward, prompts, ids, self.tokenizer)[0])
+            rewards.append(score(self.reward, prompts, ids, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:
@@ -261,3 +292,86 @@ def surrogate(
         metrics["grpo/kl"] = torch.exp(difference) - difference - 1  # Schulman's k3 estimate
         losses = losses + settings.kl * metrics["grpo/kl"]
     return losses, metrics
+
+
+def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
+    kind: Any = Openings if settings.task == "text" else load_object(settings.task)
+    with user_code(f"task {settings.task!r} must accept a text, a seed and prompt_tokens"):
+        return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
+
+
+def build_reward(settings: GrpoSettings, task: Task) -> Reward:
+    name = settings.reward
+    if name is None:
+        return task.reward
+    function = load_object(name)
+
+    def reward(prompt: Prompt, completion: Completion) -> dict[str, float]:
+        with user_code(
+            f"reward {name!r} must return a finite number, or a dict of them without the names "
+            f"{', '.join(REWARD_STATISTICS)}, for any completion"
+        ):
+            result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
+            components = result if isinstance(result, dict) else {"own": result}
+            values = {str(key): float(value) for key, value in components.items()}
+            is_finite = all(map(math.isfinite, values.values()))
+            if not is_finite or values.keys() & set(REWARD_STATISTICS):
+                raise ValueError(f"got {result!r}")
+        return values
+
+    return reward
+
+
+def score(
+    reward: Reward, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
+    rows = []
+    for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
+        ends = np.flatnonzero(ids == tokenizer.end)
+        text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
+        rows.append(reward(prompt, Completion(text, len(ends) > 0)))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+    return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components
+
+
+def add_rewards(
+    meter: Meter, rewards: Floats, components: dict[str, Floats], group_size: int
+) -> None:
+    """Add rewards (B,) and components, (B,) each, which are 0 for completions without them."""
+    deviations = rewards.reshape(-1, group_size).std(axis=1)
+    meter.add("reward/std", rewards.std(), 1)
+    meter.add("reward/group_std", deviations.sum(), len(deviations))
+    for name, values in {"mean": rewards, **components}.items():
+        meter.add(f"reward/{name}", values.sum(), len(rewards))
+    count = meter.sums["reward/mean"][1]
+    for name in meter.sums.keys() - {f"reward/{name}" for name in REWARD_STATISTICS}:
+        if name.startswith("reward/"):
+            meter.sums[name] = meter.sums[name][0], count
+
+
+class Openings(Task):
+    """The first tokens of the documents of a text, in an order that the seed decides."""
+
+    def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
+        self.text, self.seed, self.prompt_tokens = text, seed, prompt_tokens
+        self.prompts_in_epoch = text.train_documents
+        self._order = SequenceStream(text.train_documents, seed)
+        self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
+
+    def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
+        split = self.text.valid if is_held_out else self.text.train
+        if is_held_out not in self._ends:
+            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self.text.end)
+        ends = self._ends[is_held_out]
+        index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
+        start = int(ends[index - 1]) + 1 if index else 0
+        return list(split[start : min(int(ends[index]), start + tokens)].tolist())
+
+    def prompt(self, number: int, is_held_out: bool) -> Prompt:
+        ids = self.story(number, is_held_out, self.prompt_tokens)
+        return Prompt(self.text.tokenizer.decode(ids), tuple(ids))
+
+    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
+        raise AssertionError("the experiment requires grpo.reward for this task")
