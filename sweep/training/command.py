@@ -33,10 +33,7 @@ END_BYTES = 1 << 14  # of the output, searched for the reason of a failure
 MOST_POINTS = 1000  # lines without a validation value that are kept
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
-NOT_MEASURED = (
-    *("clipped_steps", "seconds_compile", "seconds_evaluation", "seconds_checkpoint"),
-    "seconds_noise",
-)
+PARTS = ("compile", "evaluation", "checkpoint", "noise")  # of the time, which are not known
 
 
 class Report:
@@ -147,8 +144,11 @@ class Report:
 def run_command(
     config: TrialConfig, store: CheckpointStore, should_stop: ShouldStop
 ) -> tuple[str, Progress, dict[str, float], str]:
-    """Run a trial's command; return the ending, the progress, the final metrics by name, and the
-    sha256 of metrics.jsonl.
+    """Run a trial's command to its end, or until it diverges or should stop.
+
+    Returns:
+        The ending as of `train`, the progress, final metrics by name, and the sha256 of
+        metrics.jsonl.
 
     Raises:
         SweepError: if the command fails (caused by MemoryError if memory ran out) or misreports.
@@ -175,7 +175,8 @@ def run_command(
         oom_killed = oom_kills() > killed_before
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
     progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
-    vars(progress).update(dict.fromkeys(NOT_MEASURED, math.nan))
+    unknown = ("clipped_steps", *(f"seconds_{part}" for part in PARTS))
+    vars(progress).update(dict.fromkeys(unknown, math.nan))
     cpu = torch.device("cpu")
     peak = machine.peak_memory_bytes(cpu, resource.RUSAGE_CHILDREN)
     # A child counts the memory of the process that started it.
@@ -228,9 +229,8 @@ def _failure(code: int, oom_killed: bool, log: Path, log_start: int) -> SweepErr
     with log.open("rb") as file:
         file.seek(max(log_start, log.stat().st_size - END_BYTES))
         end = file.read().decode(errors="replace").strip()
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last_line = end.rpartition("\n")[2]
-    error = SweepError(f"the command ended with {how} (log: {log}): {last_line}")
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    error = SweepError(f"the command ended {how} (log: {log}): {end.rpartition(chr(10))[2]}")
     is_killed = oom_killed and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if is_killed or re.search(machine.NO_MEMORY, end):
         error.__cause__ = MemoryError()
