@@ -230,7 +230,8 @@ def _failure(code: int, oom_killed: bool, log: Path, log_start: int) -> SweepErr
         file.seek(max(log_start, log.stat().st_size - END_BYTES))
         end = file.read().decode(errors="replace").strip()
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    error = SweepError(f"the command ended {how} (log: {log}): {end.rpartition(chr(10))[2]}")
+    last_line = end.rpartition("\n")[2]
+    error = SweepError(f"the command ended {how} (log: {log}): {last_line}")
     is_killed = oom_killed and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if is_killed or re.search(machine.NO_MEMORY, end):
         error.__cause__ = MemoryError()
