@@ -145,13 +145,10 @@ class Ranking:
         for size in self.best_first:
             gaps = [gap.describe(objective) for gap in self.gaps if gap.batch_size == size]
             lines.append(f"At batch size {size}, {join(gaps) if gaps else 'nothing is compared'}.")
-        verdicts = {
-            True: "is the same at all",
-            False: "differs between",
-            None: "may differ between",
-        }
+        verdicts: dict[bool | None, str] = {True: "is the same at all", False: "differs between"}
+        verdict = verdicts.get(self.is_same, "may differ between")
         best = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
-        lines.append(f"The ranking of the optimizers {verdicts[self.is_same]} batch sizes.")
+        lines.append(f"The ranking of the optimizers {verdict} batch sizes.")
         return [*lines, f"The best of all may be {best}."]
 
 

@@ -49,9 +49,7 @@ class Decision:
     def of(self, part: slice) -> "Decision":
         """Return the decision about some of the batch sizes, whose intervals still hold for all."""
         mean, variance = self.mean[..., part], self.variance[..., part]
-        difference, half_width = (
-            matrix[..., part, part] for matrix in (self.difference, self.half_width)
-        )
+        difference, half_width = self.difference[..., part, part], self.half_width[..., part, part]
         bounds = self.rates and {k: values[..., part] for k, values in vars(self.rates).items()}
         rates = RateBounds(**bounds) if bounds else None
         gaps = _gaps(mean, difference, half_width, rates)

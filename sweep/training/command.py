@@ -33,7 +33,7 @@ END_BYTES = 1 << 14  # of the output, searched for the reason of a failure
 MOST_POINTS = 1000  # lines without a validation value that are kept
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
-PARTS = ("compile", "evaluation", "checkpoint", "noise")  # of the time, which are not known
+PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not measured
 
 
 class Report:
@@ -144,11 +144,8 @@ class Report:
 def run_command(
     config: TrialConfig, store: CheckpointStore, should_stop: ShouldStop
 ) -> tuple[str, Progress, dict[str, float], str]:
-    """Run a trial's command to its end, or until it diverges or should stop.
-
-    Returns:
-        The ending as of `train`, the progress, final metrics by name, and the sha256 of
-        metrics.jsonl.
+    """Run a trial's command; return the ending, the progress, the final metrics by name, and the
+    sha256 of metrics.jsonl.
 
     Raises:
         SweepError: if the command fails (caused by MemoryError if memory ran out) or misreports.
