@@ -161,7 +161,10 @@ class CheckpointStore:
                 "progress": asdict(progress),
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
-                "optimizer": [_numbers_in(part) for part in step.parallel.numbers()],
+                "optimizer": [
+                    {key: value for key, value in part.items() if isinstance(value, float | int)}
+                    for part in step.parallel.numbers()
+                ],
                 "rng_python": [python for python, _ in rng_states],  # by rank
                 "rng_numpy": [numpy for _, numpy in rng_states],
             }
@@ -220,10 +223,6 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
         np.random.set_state(notes["rng_numpy"][rank])
     if step.average is not None:
         step.average.steps = notes["average_steps"]
-
-
-def _numbers_in(part: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if isinstance(value, float | int)}
 
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
