@@ -1,89 +1,69 @@
-"""Train a small transformer on synthetic stories, in plain PyTorch."""
+"""Train a small network to predict the next byte of a text from those before it."""
 
 import argparse
 import json
-import math
 import os
+from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
-# A library of models and data.
-from sweep.config.models import MODEL_PRESETS
-from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import identify_data
-from sweep.data.tokens import SequenceStream, gather, prepare_data
-from sweep.models import build_model
+CONTEXT = 8  # bytes that a prediction sees
 
 parser = argparse.ArgumentParser()
-for name in ("--batch-size", "--steps", "--seed"):
-    parser.add_argument(name, type=int, required=True)
-parser.add_argument("--lr", type=float, required=True)
-parser.add_argument("--log", required=True)
-parser.add_argument("--resume", help="checkpoint to continue from, if it exists, and to write")
-parser.add_argument("--warmup", type=int, default=1)
-parser.add_argument("--microbatch", type=int)
-parser.add_argument("--beta2", type=float, default=0.999)
-parser.add_argument("--weight-decay", type=float, default=0.1)
+parser.add_argument("text", help="a text file, of which the last tenth is for validation")
+parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--lr", type=float, default=3e-3)
+parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--log", default="log.jsonl")
+parser.add_argument("--checkpoint", default="checkpoint.pt")
 args = parser.parse_args()
 
-torch.use_deterministic_algorithms(True)
-settings = MODEL_PRESETS["quick"]
-context, size = settings.context, args.batch_size
-tokenizer = TokenizerSettings(kind="bpe", vocabulary=settings.vocabulary)
-text = prepare_data(identify_data("synthetic"), None, tokenizer)
-stream = SequenceStream((len(text.train) - 1) // context, args.seed)
-model = build_model(settings, args.seed)
-matrices = [p for p in model.parameters() if p.ndim > 1]
-others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
-decay, betas = args.weight_decay, (0.9, args.beta2)
-optimizer = torch.optim.AdamW([{"params": matrices}, others], args.lr, betas, weight_decay=decay)
+
+def loss_of(text, starts):
+    windows = text[starts[:, None] + torch.arange(CONTEXT + 1)]
+    return cross_entropy(model(windows[:, :-1]), windows[:, -1])
 
 
-def losses(tokens, indices):
-    windows = torch.from_numpy(gather(tokens, indices, context))
-    logits = model(windows[:, :-1])
-    return cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
-
-
-def report(step, **metrics):
+def log(step, **metrics):
     with open(args.log, "a") as file:
         file.write(json.dumps({"step": step, **metrics}) + "\n")
 
 
+text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uint8).long()
+train, valid = text.split([len(text) - len(text) // 10, len(text) // 10])
+torch.manual_seed(args.seed)
+model = nn.Sequential(
+    nn.Embedding(256, 32),
+    nn.Flatten(),
+    nn.Linear(32 * CONTEXT, 256),
+    nn.ReLU(),
+    nn.Linear(256, 256),
+)
+optimizer = torch.optim.Adam(model.parameters())
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps, pct_start=0.1)
 first = 0
-if args.resume and os.path.exists(args.resume):
-    state = torch.load(args.resume)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    first = state["step"]
+if os.path.exists(args.checkpoint):
+    first, *states, random = torch.load(args.checkpoint)
+    for part, state in zip((model, optimizer, schedule), states, strict=True):
+        part.load_state_dict(state)
+    torch.set_rng_state(random)
 
 for step in range(first + 1, args.steps + 1):
-    rate = args.lr * min(1, step / args.warmup)
-    if step > args.warmup:
-        progress = (step - args.warmup) / (args.steps - args.warmup)
-        rate = args.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    batch, loss = stream.indices((step - 1) * size, size), 0.0
-    for start in range(0, size, args.microbatch or size):
-        part = losses(text.train, batch[start : start + (args.microbatch or size)])
-        part = part.sum() / (size * context)
-        part.backward()
-        loss += part.item()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    loss = loss_of(train, torch.randint(len(train) - CONTEXT, (args.batch_size,)))
     optimizer.zero_grad()
-    report(step, **{"train/loss": loss})
-    if args.resume and step % 10 == 0:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, args.resume + ".part")
-        os.replace(args.resume + ".part", args.resume)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+    if step % 10 == 0:
+        log(step, **{"train/loss": loss.item()})
+        states = [part.state_dict() for part in (model, optimizer, schedule)]
+        torch.save([step, *states, torch.get_rng_state()], args.checkpoint + ".new")
+        os.replace(args.checkpoint + ".new", args.checkpoint)
 
 with torch.no_grad():
-    count = (len(text.valid) - 1) // context
-    parts = torch.arange(count).split(128)
-    total = sum(losses(text.valid, part.numpy()).double().sum().item() for part in parts)
-    rest = torch.from_numpy(text.valid[count * context :].astype("int64"))
-    total += cross_entropy(model(rest[None, :-1])[0], rest[1:], reduction="sum").item()
-report(args.steps, **{"valid/loss": total / (len(text.valid) - 1)})
+    loss = loss_of(valid, torch.arange(len(valid) - CONTEXT))
+    log(args.steps, **{"valid/loss": loss.item()})

@@ -2,7 +2,7 @@
 
 python -m studies.outside.study [--out results/outside] [--lr tuned] [--seeds 3] [--budget 196608]
 
-One sweep trains by the workload `pretrain`, the other by the command of examples/command/train.py:
+One sweep trains by the workload `pretrain`, the other by the command of studies/outside/train.py:
 the same model, stream, optimizer and schedule in a process of its own. All final losses and both
 answers are compared.
 """
@@ -19,7 +19,7 @@ import sweep
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (
-    "python examples/command/train.py --batch-size {batch_size} --lr {learning_rate} "
+    "python studies/outside/train.py --batch-size {batch_size} --lr {learning_rate} "
     "--steps {steps} --warmup {warmup_steps} --seed {seed} --log {log} --resume {resume} "
     "--microbatch {microbatch_size} --beta2 {beta2} --weight-decay {weight_decay}"
 )

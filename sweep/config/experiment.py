@@ -45,7 +45,8 @@ OF_COMMANDS = {
     *("name", "question", "command", "context", "budget", "batches", "lr", "seeds", "tuning"),
     *("answer", "declared", "optimizer", "schedule"),  # for {beta2}, {weight_decay}, {warmup_steps}
 }
-METRIC_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"  # as an evaluation returns it
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]  # of an evaluation
+Command = Annotated[str, AfterValidator(check_command)]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
@@ -192,9 +193,7 @@ class Declared(Settings, use_attribute_docstrings=True):
 
     tokens_per_sequence: Positive | None = None  # by default the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
-    objective: Annotated[str, Field(pattern=METRIC_NAME), RunFlag(Group.MODEL, metavar="NAME")] = (
-        "loss"
-    )
+    objective: Annotated[MetricName, RunFlag(Group.MODEL, metavar="NAME")] = "loss"
     """Of a command: it reports valid/NAME, by which batch sizes are compared."""
     direction: Annotated[Literal["minimize", "maximize"], RunFlag(Group.MODEL)] = "minimize"
     """Of a command's objective."""
@@ -212,9 +211,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         str, Field(pattern="^(pretrain|grpo|quadratic|command|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
-    command: Annotated[
-        Annotated[str, AfterValidator(check_command)] | None, RunFlag(Group.MODEL)
-    ] = None
+    command: Annotated[Command | None, RunFlag(Group.MODEL)] = None
     """Your training script, with placeholders such as {batch_size}: docs/script.md."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Train to this validation loss, at a constant rate; the budget is a cap."""

@@ -76,8 +76,7 @@ class ObjectSettings(ForeignModel):
 
 
 ModelSettings = Annotated[
-    TransformerSettings | HuggingFaceSettings | ObjectSettings,
-    Field(discriminator="kind"),
+    TransformerSettings | HuggingFaceSettings | ObjectSettings, Field(discriminator="kind")
 ]
 
 MODEL_PRESETS: dict[str, ModelSettings] = TypeAdapter(dict[str, ModelSettings]).validate_python(

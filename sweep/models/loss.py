@@ -1,8 +1,7 @@
-"""Cross-entropies and log-probabilities of a linear layer, without materializing its logits.
+"""Cross-entropies of a linear layer, without materializing its logits.
 
-The forward pass of the summed loss also computes its gradient; that of log-probabilities has
-factors known only later, so its backward pass computes the logits again. Shapes: hidden (N, D) in
-the dtype of the products, weight (V, D), targets (N,).
+The forward pass of the summed loss also computes its gradient. Shapes: hidden (N, D) in the dtype
+of the products, weight (V, D), targets (N,).
 """
 
 import importlib.util
@@ -22,7 +21,7 @@ LIGER_ABOVE = 32_768  # rows; the kernel waits for the host, which slows down sm
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the summed cross-entropy in nats, at least float32, with `rows` logits at a time."""
     if hidden.is_cuda and len(hidden) > LIGER_ABOVE and liger is not None:
-        options = {"reduction": "sum", "accum_dtype": _wide_dtype(weight)}
+        options = {"reduction": "sum", "accum_dtype": wide_dtype(weight)}
         fused: Tensor = liger(hidden, weight.to(hidden.dtype), targets, **options)
         return fused.float()
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
@@ -33,25 +32,18 @@ def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows
     """Return the cross-entropy of each row, (N,), without gradients."""
     transposed = weight.to(hidden.dtype).T
     chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    return torch.cat([_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
-
-
-def linear_log_probs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Return each target's log-probability, differentiable, and each row's entropy, (N,) each."""
-    return _LinearLogProbs.apply(hidden, weight, targets, rows, temperature)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.cat([row_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
 
 
 def widened(logits: Tensor) -> Tensor:
-    return logits.to(_wide_dtype(logits))
+    return logits.to(wide_dtype(logits))
 
 
-def _wide_dtype(tensor: Tensor) -> torch.dtype:
+def wide_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss (n,) and the log of the normalizer (n, 1) of each row of logits (n, V)."""
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
     return (normalizer - logits.gather(1, targets[:, None])).squeeze(1), normalizer
@@ -61,13 +53,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow, dtype = weight.to(hidden.dtype), _wide_dtype(weight)
+            narrow, dtype = weight.to(hidden.dtype), wide_dtype(weight)
             hidden_grad, weight_grad = torch.empty_like(hidden), None  # (N, D), (V, D)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
             for chunk, ids, chunk_grad in zip(*chunks, strict=True):
                 logits = widened(chunk @ narrow.T)  # (n, V)
-                losses, normalizer = _losses(logits, ids)
+                losses, normalizer = row_losses(logits, ids)
                 total += losses.sum()
                 grad = logits.sub_(normalizer).exp_()  # softmax, in place
                 grad = grad.scatter_add_(1, ids[:, None], -torch.ones_like(normalizer))
@@ -90,47 +82,3 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [saved * grad.to(saved.dtype) for saved in ctx.saved_tensors]
         return (*gradients, *[None] * (4 - len(gradients)))
-
-
-class _LinearLogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(hidden.device.type, enabled=False):
-            transposed, parts = weight.to(hidden.dtype).T, []
-            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
-            for chunk, ids in zip(*chunks, strict=True):
-                logits = widened(chunk @ transposed).div_(temperature)  # (n, V)
-                losses, normalizer = _losses(logits, ids)
-                mean = logits.sub(normalizer).exp_().mul_(logits).sum(-1)
-                parts.append((-losses, normalizer.squeeze(1) - mean, normalizer))
-                del logits
-        log_probs, entropies, normalizers = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, weight, targets, normalizers)
-        ctx.rows, ctx.temperature = rows, temperature
-        ctx.mark_non_differentiable(entropies)
-        return log_probs, entropies
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, normalizers = ctx.saved_tensors
-        with torch.autocast(hidden.device.type, enabled=False):
-            narrow = weight.to(hidden.dtype)
-            weight_grad = None
-            if ctx.needs_input_grad[1]:
-                weight_grad = torch.zeros_like(weight, dtype=_wide_dtype(weight))  # (V, D)
-            hidden_grad = torch.empty_like(hidden)
-            tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
-            chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
-            for chunk, ids, normalizer, factors, chunk_grad in zip(*chunks, strict=True):
-                logits = widened(chunk @ narrow.T).div_(ctx.temperature)
-                slopes = logits.sub_(normalizer).exp_().mul_(-factors[:, None])  # -g·softmax
-                slopes.scatter_add_(1, ids[:, None], factors[:, None].to(slopes.dtype))
-                slopes = slopes.to(hidden.dtype)
-                chunk_grad.copy_(slopes @ narrow)
-                if weight_grad is not None:
-                    weight_grad += slopes.T @ chunk
-                del logits, slopes
-        weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
-        return hidden_grad, weight_grad, None, None, None

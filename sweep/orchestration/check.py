@@ -3,20 +3,17 @@
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from sweep.errors import SweepError
-from sweep.orchestration.executors import attempt_slots
+from sweep.orchestration.executors import LocalExecutor
 from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.orchestration.runner import holding
 from sweep.plan.rates import parse_policy
-from sweep.plan.retry import Outcome, microbatch_within
-from sweep.training import attempt_trial, outcome_of
-from sweep.training.process import FreshProcess
+from sweep.plan.retry import Outcome, begin_attempt, microbatch_within
 from sweep.trial.files import load_json, remove, write_json
-from sweep.trial.folder import SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.folder import SweepFolder, TrialFolder
 
 STEPS = 24
 EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
@@ -80,18 +77,16 @@ class _Trainings:
         self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
         folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
         save_plan(self.plan, folder)
-        trial, state = folder.trial(str(self.row.id)), TrialStatus(attempts=1, **status)
-        slot = attempt_slots(execution.device, execution.devices)[0]
-        process = FreshProcess(attempt_trial, trial.path, state, environment=slot)
-        with ThreadPoolExecutor(1) as thread:
-            future = thread.submit(outcome_of, process, trial)
-            try:
-                while not future.done() and len(_reported(trial)) < most_lines:
-                    time.sleep(0.02)
-            finally:
-                if not future.done():
-                    process.kill()
-            return future.result(), trial
+        trial = folder.trial(str(self.row.id))
+        trial.write_status(begin_attempt(trial.read_status().changed(**status)))
+        executor = LocalExecutor(execution.device, execution.devices)
+        future = executor.submit(trial, executor.slots[0])
+        try:
+            while not future.done() and len(_reported(trial)) < most_lines:
+                time.sleep(0.02)
+        finally:
+            executor.stop(force=True)  # if it still runs
+        return future.result(), trial
 
     def compare(self, name: str, tolerance: float, **status: Any) -> Verdict:
         """Train again, and compare all losses."""

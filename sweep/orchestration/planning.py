@@ -11,12 +11,7 @@ from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import (
-    describe_objects,
-    identify_code,
-    identify_command,
-    object_name,
-)
+from sweep.config.objects import describe_objects, identify_code, identify_command, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable, user_code

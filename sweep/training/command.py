@@ -33,10 +33,7 @@ END_BYTES = 1 << 14  # of the output, searched for the reason of a failure
 MOST_POINTS = 1000  # lines without a validation value that are kept
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
-NOT_MEASURED = (
-    *("clipped_steps", "seconds_compile", "seconds_evaluation", "seconds_checkpoint"),
-    "seconds_noise",
-)
+PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not measured
 
 
 class Report:
@@ -175,7 +172,8 @@ def run_command(
         oom_killed = oom_kills() > killed_before
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
     progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
-    vars(progress).update(dict.fromkeys(NOT_MEASURED, math.nan))
+    unknown = ("clipped_steps", *(f"seconds_{part}" for part in PARTS))
+    vars(progress).update(dict.fromkeys(unknown, math.nan))
     cpu = torch.device("cpu")
     peak = machine.peak_memory_bytes(cpu, resource.RUSAGE_CHILDREN)
     # A child counts the memory of the process that started it.

@@ -375,9 +375,7 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "valid_losses.npy": lambda trial: _check_hash(trial, trial.losses_path),
     "weights.safetensors": lambda trial: _check_hash(trial, trial.weights_path),
     "tokenizer.json": lambda trial: _check_hash(trial, trial.tokenizer_path),
-    "lease.json": None,
-    "log.txt": None,
-    **dict.fromkeys(("reported.jsonl", "work", "resume")),
+    **dict.fromkeys(("lease.json", "log.txt", "reported.jsonl", "work", "resume")),
 }
 SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
     "plan.json": SweepFolder.require_plan,

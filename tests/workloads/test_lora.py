@@ -10,7 +10,8 @@ from sweep.config.experiment import load_experiment
 from sweep.config.models import find_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.models.loss import linear_cross_entropy, linear_log_probs
+from sweep.experiments.log_probs import linear_log_probs
+from sweep.models.loss import linear_cross_entropy
 from sweep.orchestration.planning import Request, identify_inputs, inspect_plan
 from sweep.orchestration.runner import run_sweep
 from sweep.plan.plan import build_plan
