@@ -99,56 +99,54 @@ class OptimizerGap:
     gap: tuple[float | None, float | None]  # its interval; None: unbounded
     is_decided: bool
 
-    def describe(self, objective: Objective) -> str:
-        low, high = self.gap
-        if not self.is_decided or low is None:
-            return f"{self.better} or {self.worse} may be better"
-        ends = objective.write(low, np.floor)
-        ends = f"{ends.split()[0]} to {objective.write(high, np.ceil)}" if high else f"over {ends}"
-        return f"{self.better} is better than {self.worse} by {ends}"
-
 
 @dataclass(frozen=True)
 class Ranking:
     """The optimizers of a sweep against each other; the intervals hold for all cells together."""
 
     is_same: bool | None  # at all batch sizes; None: undecided
-    best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates at the best rates
+    best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates
     gaps: list[OptimizerGap]
     candidates: list[tuple[str, int]]  # optimizers and batch sizes that may be the best of all
-    answers: list[Answer]  # of the optimizers but the first
+    answers: list[Answer]  # of the other optimizers
 
     @classmethod
     def of(
-        cls, cells: pd.Index, made: Decision, objective: Objective, answers: Sequence[Answer]
+        cls, index: pd.Index, made: Decision, objective: Objective, others: list[Answer]
     ) -> Self:
-        """Rank the optimizers at each batch size; `cells` are pairs of a label and a batch size."""
-        pairs = [(str(label).rpartition(", ")[0], int(size)) for label, size in cells]
-        low, high = made.differences
-        best_first, gaps = dict[int, list[str]](), []
-        for size in sorted({size for _, size in pairs}):
-            own = [i for i, pair in enumerate(pairs) if pair[1] == size]
-            own = sorted(filter(np.isfinite(made.mean).item, own), key=made.best_estimate.item)
-            best_first[size] = [pairs[i][0] for i in own]
-            for i, j in combinations(own, 2):
-                ends = _gap(objective, low[j, i]), _gap(objective, high[j, i])
-                gaps.append(OptimizerGap(size, pairs[i][0], pairs[j][0], ends, bool(low[j, i] > 0)))
-        orders = {(gap.better, gap.worse) for gap in gaps if gap.is_decided}
-        is_whole = len({*map(len, best_first.values())}) == 1
-        is_same: bool | None = (is_whole and all(gap.is_decided for gap in gaps)) or None
+        """Rank the optimizers; `index` has the label and the batch size of each cell."""
+        cells = [(str(label).rpartition(", ")[0], int(size)) for label, size in index]
+        names, sizes = ({*values} for values in zip(*cells, strict=True))
+        best_first, gaps = {size: list[str]() for size in sorted(sizes)}, []
+        compared = [i for i in range(len(cells)) if np.isfinite(made.mean[i])]
+        for i in sorted(compared, key=made.best_estimate.item):
+            name, size = cells[i]
+            for better in best_first[size]:
+                j = cells.index((better, size))
+                low, high = (float(ends[i, j]) for ends in made.differences)
+                ends = _gap(objective, low), _gap(objective, high)
+                gaps.append(OptimizerGap(size, better, name, ends, low > 0))
+            best_first[size].append(name)
+        gaps.sort(key=lambda gap: gap.batch_size)
+        orders = [(gap.better, gap.worse) for gap in gaps if gap.is_decided]
+        is_same: bool | None = len(orders) == len(sizes) * math.comb(len(names), 2) or None
         is_same = False if any(order[::-1] in orders for order in orders) else is_same
-        candidates = [pairs[i] for i in np.flatnonzero(made.may_be_best)]
-        return cls(is_same, best_first, gaps, candidates, [*answers])
+        candidates = [cells[i] for i in np.flatnonzero(made.may_be_best)]
+        return cls(is_same, best_first, gaps, candidates, others)
 
     def describe(self, objective: Objective) -> list[str]:
         lines = []
-        for size in self.best_first:
-            gaps = [gap.describe(objective) for gap in self.gaps if gap.batch_size == size]
-            lines.append(f"At batch size {size}, {join(gaps) if gaps else 'nothing is compared'}.")
-        verdicts: dict[bool | None, str] = {True: "is the same at all", False: "differs between"}
-        verdict = verdicts.get(self.is_same, "may differ between")
+        for gap in self.gaps:
+            low, high = gap.gap
+            least, most = objective.write(low or 0.0, np.floor), "or more"
+            if high is not None:
+                least, most = least.split()[0], f"to {objective.write(high, np.ceil)}"
+            text = f"{gap.better} is better than {gap.worse} by {least} {most}"
+            text = text if gap.is_decided else f"{gap.better} or {gap.worse} may be better"
+            lines.append(f"At batch size {gap.batch_size}, {text}.")
+        how = {True: "is the same at all", False: "differs between", None: "may differ between"}
         best = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
-        lines.append(f"The ranking of the optimizers {verdict} batch sizes.")
+        lines.append(f"The ranking of the optimizers {how[self.is_same]} batch sizes.")
         return [*lines, f"The best of all may be {best}."]
 
 

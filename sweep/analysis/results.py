@@ -1,7 +1,7 @@
 """The results of a sweep: the checks and the answer of each policy."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -255,7 +255,7 @@ def judge_trials(
     plan: Plan | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
-    rows, by_policy = rows_of_trials(trials), dict[str, list[PolicyResult]]()
+    rows, by_policy, about = rows_of_trials(trials), dict[str, list[PolicyResult]](), {}
     tuning_command = (answering_command(plan) if plan else None) or ""
     has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
     reports = rows[(rows["stage"] == "report") & has_ended]
@@ -276,44 +276,35 @@ def judge_trials(
         if plan and plan.settings.traits.tokens == "examples":
             checks = [about_examples(check) for check in checks]
         result = PolicyResult(str(label), checks, table.rates, None, None, curve)
-        by_policy.setdefault(result.label.rpartition(", ")[2], []).append(result)
-
-    def answer_from(rows: pd.DataFrame, result: PolicyResult, made: Decision) -> Answer:
         reasons = [  # the tuning command follows as the next step
             f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
             for check in result.blocking
         ]
-        scope = scope_of(trials, result.label, plan)
-        return build_answer(result.label, rows, made, objective, reasons, scope)
-
-    decided = (_decide_policy(own, reports, answer_from) for own in by_policy.values())
+        about[result.label] = reasons, scope_of(trials, result.label, plan)
+        by_policy.setdefault(result.label.rpartition(", ")[2], []).append(result)
+    decided = (_decide_policy(own, reports, objective, about) for own in by_policy.values())
     return [result for results in decided for result in results]
 
 
 def _decide_policy(
-    results: list[PolicyResult],
-    reports: pd.DataFrame,
-    answer_from: Callable[[pd.DataFrame, PolicyResult, Decision], Answer],
+    results: list[PolicyResult], reports: pd.DataFrame, objective: Objective, about: dict[str, Any]
 ) -> list[PolicyResult]:
-    """Decide about the optimizers of a policy together; return their results, the best first.
-
-    `reports` has the reporting trials that ended.
-    """
+    """Decide about the optimizers of a policy together; return their results, the best first."""
     reports = reports[reports["label"].isin([result.label for result in results])]
     rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
     if (decided := decide_trials(reports, rates)) is None:
         return results
     cells, made = decided
-    for index, result in enumerate(results):
-        decision = made.of(slice(*cells.slice_locs(result.label, result.label)))
+    for index, (result, label) in enumerate([(result, result.label) for result in results]):
+        decision, own = made.of(slice(*cells.slice_locs(label, label))), reports["label"] == label
         if np.isfinite(decision.mean).sum() > 1:
-            answer = answer_from(reports[reports["label"] == result.label], result, decision)
+            answer = build_answer(label, reports[own], decision, objective, *about[label])
             results[index] = replace(result, decision=decision, answer=answer)
     results.sort(key=lambda r: np.nanmin(r.decision.best_estimate) if r.decision else math.inf)
     first, *others = results
     if others and first.answer:
         answers = [result.answer for result in others if result.answer]
-        ranking = Ranking.of(cells, made, first.answer.compared, answers)
+        ranking = Ranking.of(cells, made, objective, answers)
         results[0] = replace(first, answer=replace(first.answer, optimizers=ranking))
     return results
 

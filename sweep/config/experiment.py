@@ -67,12 +67,6 @@ class OptimizerSettings(Settings):
     # further arguments, by the name of the optimizer
     options: dict[str, dict[str, JsonValue]] = Field(default={})
 
-    @model_validator(mode="after")
-    def _names_no_setting_twice(self) -> Self:
-        if named := {"lr", "weight_decay"} & {key for own in self.options.values() for key in own}:
-            raise ValueError(f"options must not contain {min(named)}. Use the setting of its own")
-        return self
-
     def of(self, name: str | None) -> Self:
         """Return the settings of one of a sweep's optimizers, by default this one."""
         name = name or self.name

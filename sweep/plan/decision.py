@@ -8,7 +8,8 @@ All arrays may hold many sweeps at once.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,34 @@ class Decision:
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned
-    gap_low: Floats  # interval of the loss at the best rate minus the others' least, (..., k)
-    gap_high: Floats
+
+    @cached_property
+    def differences(self) -> tuple[Floats, Floats]:
+        """The interval of each loss at the best rate minus each other one, (..., k, k)."""
+        least = most = np.zeros(self.mean.shape)
+        if self.rates is not None:
+            least, most = self.rates.regret_low, self.rates.regret_high
+        low = self.difference - self.half_width - most[..., :, None] + least[..., None, :]
+        high = self.difference + self.half_width - least[..., :, None] + most[..., None, :]
+        has_seeds = np.isfinite(self.difference)  # in common
+        return np.where(has_seeds, low, -np.inf), np.where(has_seeds, high, np.inf)
+
+    @cached_property
+    def gaps(self) -> tuple[Floats, Floats]:
+        """The interval of the loss at the best rate minus the least of the others', (..., k)."""
+        is_compared = np.isfinite(self.mean)
+        is_pair = is_compared[..., :, None] & is_compared[..., None, :]
+        is_pair &= ~np.eye(self.mean.shape[-1], dtype=bool)
+        low, high = (np.where(is_pair, end, -np.inf).max(-1) for end in self.differences)
+        return np.where(is_pair.any(-1), low, np.nan), np.where(is_pair.any(-1), high, np.nan)
+
+    @property
+    def gap_low(self) -> Floats:
+        return self.gaps[0]
+
+    @property
+    def gap_high(self) -> Floats:
+        return self.gaps[1]
 
     @property
     def may_be_best(self) -> Flags:
@@ -48,17 +75,10 @@ class Decision:
 
     def of(self, part: slice) -> "Decision":
         """Return the decision about some of the batch sizes, whose intervals still hold for all."""
-        mean, variance = self.mean[..., part], self.variance[..., part]
-        difference, half_width = self.difference[..., part, part], self.half_width[..., part, part]
-        bounds = self.rates and {k: values[..., part] for k, values in vars(self.rates).items()}
-        rates = RateBounds(**bounds) if bounds else None
-        gaps = _gaps(mean, difference, half_width, rates)
-        return Decision(mean, variance, difference, half_width, rates, *gaps)
-
-    @property
-    def differences(self) -> tuple[Floats, Floats]:
-        """The interval of each loss at the best rate minus each other one, (..., k, k)."""
-        return _differences(self.difference, self.half_width, self.rates)
+        rates = self.rates and RateBounds(**{k: v[..., part] for k, v in vars(self.rates).items()})
+        moments = self.mean[..., part], self.variance[..., part]
+        pairs = self.difference[..., part, part], self.half_width[..., part, part]
+        return Decision(*moments, *pairs, rates)
 
     def is_within(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_high <= tolerance)
@@ -69,7 +89,7 @@ class Decision:
     def may_be_decided(self, tolerance: float) -> Flags:
         """Return whether some differences inside the intervals would decide without seed noise."""
         with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
-            low, high = _gaps(self.mean, self.difference, -self.half_width, self.rates)
+            low, high = replace(self, half_width=-self.half_width).gaps
         return np.asarray((high <= tolerance) | (low > tolerance))
 
     @property
@@ -109,35 +129,7 @@ def decide(
     rest = (own.sum(-1, keepdims=True) - own.max(-1, keepdims=True)) / max(1, k - 1)
     own = np.maximum(own, rest)
     rates = None if points is None else bound_rates(points, own, log_rates)
-    gaps = _gaps(mean, difference, half_width, rates)
-    return Decision(mean, own, difference, half_width, rates, *gaps)
-
-
-def _gaps(
-    mean: Floats, difference: Floats, half_width: Floats, rates: RateBounds | None
-) -> tuple[Floats, Floats]:
-    """Return the ends of each gap to the best of the others, NaN if it is not compared."""
-    is_compared = np.isfinite(mean)
-    is_pair = is_compared[..., :, None] & is_compared[..., None, :]
-    is_pair &= ~np.eye(mean.shape[-1], dtype=bool)
-    gap_low, gap_high = (
-        np.where(is_pair.any(-1), np.where(is_pair, end, -np.inf).max(-1), np.nan)
-        for end in _differences(difference, half_width, rates)
-    )
-    return gap_low, gap_high
-
-
-def _differences(
-    difference: Floats, half_width: Floats, rates: RateBounds | None
-) -> tuple[Floats, Floats]:
-    """Return the ends of each pair's difference at the best rates; infinite without seeds."""
-    least = most = np.zeros(difference.shape[:-1])
-    if rates is not None:
-        least, most = rates.regret_low, rates.regret_high
-    low = difference - half_width - most[..., :, None] + least[..., None, :]
-    high = difference + half_width - least[..., :, None] + most[..., None, :]
-    has_seeds = np.isfinite(difference)  # in common
-    return np.where(has_seeds, low, -np.inf), np.where(has_seeds, high, np.inf)
+    return Decision(mean, own, difference, half_width, rates)
 
 
 def next_trainings(

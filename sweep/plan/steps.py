@@ -40,17 +40,15 @@ def learning_rate_at(
 ) -> float:
     """Return the rate of step t = 1 … S: linear warmup, then cosine decay or a constant rate.
 
-    A user's function returns the rate as a factor of the peak, the warmup included.
+    A user's function returns it as a share of the peak, the warmup included.
     """
     if ":" in schedule.name:
-        with user_code(
-            f"schedule {schedule.name!r} must return a finite factor of the peak rate, at least 0, "
-            "for a step, the number of steps and that of warmup steps"
-        ):
-            factor = float(load_object(schedule.name)(step, steps, warmup))
-            if not 0 <= factor < math.inf:
-                raise ValueError(f"it returned {factor:g} at step {step}")
-            return peak * factor
+        requirement = "must return the rate of a step as a finite share of the peak, at least 0"
+        with user_code(f"schedule {schedule.name!r} {requirement}"):
+            share = float(load_object(schedule.name)(step, steps, warmup))
+            if not 0 <= share < math.inf:
+                raise ValueError(f"it returned {share:g} at step {step}")
+            return peak * share
     if step <= warmup:
         return peak * step / warmup
     if schedule.name == "constant":

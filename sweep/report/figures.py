@@ -24,6 +24,7 @@ Policies = Sequence[PolicyResult]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DIVERGED_COLOR = "#B00020"
 GREY = "#555555"
+MARKERS, LINES = "os^DvPh", ("-", "--", ":", "-.")  # by policy
 GREEN = "#009E73"
 VERDICTS = {WITHIN: (GREEN, "D"), UNDECIDED: (GREY, "s"), OUTSIDE: ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
@@ -178,19 +179,20 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 
 def plot_rates(policies: Policies, objective: Objective) -> Figure | None:
     """Plot the objective (or the tokens to the target) of the tuning trials against the rate."""
-    rates = [rate for policy in policies for rate in policy.rates]
+    tuned = [*zip((p for p in policies if p.rates), cycle(MARKERS), cycle(LINES))]
+    rates = [rate for policy, _, _ in tuned for rate in policy.rates]
     if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
     figure, (axis,) = new_figure()
     height_of = np.vectorize(objective.value, [float])
     colors = batch_colors(rate.batch_size for rate in rates)
-    for rate in rates:
+    for rate, marker, line in ((r, marker, line) for p, marker, line in tuned for r in p.rates):
         color = colors[rate.batch_size]
         trials = rate.trials.set_index("learning_rate")
         losses, is_pruned = trials["loss"], trials["state"] == "PRUNED"
         measured = losses[np.isfinite(losses)]
         style: dict[str, Any] = {"color": color, "label": f"batch {rate.batch_size}"}
-        axis.plot(measured.index, height_of(measured), "o", markersize=5, **style)
+        axis.plot(measured.index, height_of(measured), marker, markersize=5, **style)
         pruned, lost = losses.index[is_pruned], losses.index[(losses == np.inf) & ~is_pruned]
         style = {"color": color, "markersize": 8, "transform": axis.get_xaxis_transform()}
         axis.plot(pruned, [BOTTOM_EDGE] * len(pruned), "|", **style)
@@ -199,9 +201,11 @@ def plot_rates(policies: Policies, objective: Objective) -> Figure | None:
             log_rates = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
             log_rates = np.linspace(log_rates.min(), log_rates.max(), 100)
             fitted = height_of(rate.fit.losses_at(log_rates))
-            axis.plot(np.exp(log_rates), fitted, color=color, linewidth=1)
+            axis.plot(np.exp(log_rates), fitted, line, color=color, linewidth=1)
             lowest = height_of(rate.fit.level)
             axis.plot(rate.optimum, lowest, "*", color=color, markersize=11, mec="white")
+    for policy, marker, line in tuned if len(tuned) > 1 else ():
+        axis.plot([], [], marker + line, color=GREY, label=policy.label)
     _set_log_scale(axis, "x")
     _set_log_scale(axis, "y", least_ratio=2)
     measure = "training tokens to the target" if objective.is_ratio else objective.title
@@ -266,7 +270,7 @@ def with_legend(figure: Figure) -> Figure:
 
 def policy_styles(cells: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
     """Return color, marker and line of each policy."""
-    styles = zip(*map(cycle, (COLORS, "os^DvPh", ("-", "--", ":", "-."))), strict=False)
+    styles = zip(*map(cycle, (COLORS, MARKERS, LINES)), strict=False)
     return dict(zip(cells["label"].unique(), styles, strict=False))
 
 

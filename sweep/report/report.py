@@ -29,7 +29,7 @@ from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.errors import printable
 from sweep.plan.plan import LEAST_SEEDS
-from sweep.plan.rates import describe_policy
+from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
 from sweep.version import __version__
@@ -262,4 +262,4 @@ MARKDOWN.filters |= {
     "command": lambda arguments: Code(" ".join(shlex.join(arguments).split())),
     "yes_or_no": {True: "yes", False: "no"}.get,
 }
-MARKDOWN.globals["describe_policy"] = describe_policy
+MARKDOWN.globals |= {"describe_policy": describe_policy, "optimizer_facts": optimizer_facts}

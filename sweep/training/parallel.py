@@ -5,7 +5,7 @@ docs/devices.md has a table of the stages, those of Rajbhandari et al. 2019 (arX
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,7 +24,6 @@ from sweep.workloads import ranks
 from sweep.workloads.workload import Batch
 
 LossSum = Callable[[nn.Module, Batch], Tensor]
-BUILT_IN: dict[str, Any] = {kind.__name__.lower(): kind for kind in (SGD, Adafactor, AdamW, Muon)}
 
 
 class Parallel:
@@ -87,9 +86,8 @@ class Parallel:
         return {name: value.detach() for name, value in tensors.items() if name in kept}
 
     def states(self) -> dict[str, Tensor]:
-        """Return the tensors in the optimizer's states by name."""
         tensors: dict[str, Tensor] = {}
-        for name, state in self._states_by_name().items():
+        for (name, _), state in zip(self.model.named_parameters(), self._states(), strict=True):
             for key, value in state.items():
                 if torch.is_tensor(value):
                     tensors[f"{name}.{key}"] = value
@@ -100,13 +98,11 @@ class Parallel:
 
     def numbers(self) -> list[dict[str, Any]]:
         """Return the optimizer's groups and states, which contain numbers too."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return [*groups, *self._states_by_name().values()]
+        return [*(self.optimizer.param_groups if self.optimizer else ()), *self._states()]
 
-    def _states_by_name(self) -> dict[str, dict[str, Any]]:
+    def _states(self) -> list[dict[str, Any]]:
         own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
-        states = {} if own is None else own.state
-        return {name: states.get(p, {}) for name, p in self.model.named_parameters()}
+        return [own.state.get(p, {}) if own else {} for p in self.model.parameters()]
 
     def make_states(self) -> None:
         """Allocate the optimizer states by a step at rate 0."""
@@ -201,55 +197,57 @@ def build_optimizer(
         {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    options: dict[str, Any] = {"lr": learning_rate, **settings.options.get(name, {})}
     adamw: dict[str, Any] = {
         "betas": (settings.beta1, settings.beta2),
         "eps": settings.eps,
         "fused": weights[0].device.type in ("cpu", "cuda"),
     }
-    kind: Any = BUILT_IN.get(name) or load_object(name)
-    with user_code(f"optimizer {name!r} must be built from parameter groups and {options}"):
-        if kind is Muon:
-            muon = {"adjust_lr_fn": "match_rms_adamw", **options}
-            return _build_muon(model, groups, muon, {"lr": learning_rate, **adamw})
-        more = adamw if kind is AdamW else {}
+    muon: dict[str, Any] = {"adamw": adamw, "outer": {*outer_weights(model)}}
+    more = {"adamw": adamw, "muon": muon}.get(name, {})
+    options: dict[str, Any] = settings.options.get(name, {})
+    with user_code(f"optimizer {name!r} must be built from parameter groups, lr and {options}"):
+        if "weight_decay" in options:
+            raise ValueError("weight_decay is set by the groups: use optimizer.weight_decay")
+        kind: Any = BUILT_IN.get(name) or load_object(name)
         if is_sharded:
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
-            return ZeroRedundancyOptimizer(groups, kind, **more, **options)
-        optimizer = kind(groups, **more, **options)
+            return ZeroRedundancyOptimizer(groups, kind, lr=learning_rate, **more, **options)
+        optimizer = kind(groups, lr=learning_rate, **more, **options)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
         return optimizer
 
 
-def _build_muon(
-    model: nn.Module, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]
-) -> Optimizer:
-    """Build Muon for the matrices between embeddings and output, AdamW for the other weights."""
-    weights = {p for group in groups for p in group["params"]}
-    hidden = {p for p in weights if p.ndim == 2} - {*outer_weights(model)}
-    if not hidden:
-        raise ValueError("the model has no matrices between embeddings and output")
-    parts: list[Optimizer] = []
-    for kind, options, chosen in ((Muon, muon, hidden), (AdamW, adamw, weights - hidden)):
-        own = [group | {"params": [p for p in group["params"] if p in chosen]} for group in groups]
-        parts.append(kind(own, **options))
-    return JointOptimizer(parts)
+class MuonAndAdamW(Optimizer):
+    """Muon for the matrices between embeddings and output, AdamW for the other weights."""
 
-
-class JointOptimizer(Optimizer):
-    """Optimizers of different weights as one, with their own groups and a common state."""
-
-    def __init__(self, parts: Sequence[Optimizer]) -> None:
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        self.parts = parts
-        for part in parts:
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        lr: float,
+        adamw: Mapping[str, Any],
+        outer: Collection[Tensor],  # weights of embeddings and of the output
+        **muon: Any,
+    ) -> None:
+        hidden = [p for group in groups for p in group["params"] if p.ndim == 2 and p not in outer]
+        if not hidden:
+            raise ValueError("the model has no matrices between embeddings and output")
+        chosen, decay = {*hidden}, groups[0]["weight_decay"]
+        others = [g | {"params": [p for p in g["params"] if p not in chosen]} for g in groups]
+        # So scaled, Muon's updates are as large as AdamW's, and one rate suits both.
+        scaled = Muon(hidden, lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw", **muon)
+        self.parts: list[Optimizer] = [scaled, AdamW(others, lr, **adamw)]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        for part in self.parts:
             part.state = self.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
+
+
+BUILT_IN = {"adamw": AdamW, "sgd": SGD, "muon": MuonAndAdamW, "adafactor": Adafactor}
 
 
 def is_part(value: Tensor) -> bool:

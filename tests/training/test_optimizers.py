@@ -176,5 +176,5 @@ def test_an_own_schedule_gives_factors_of_the_peak_with_its_own_warmup(faults):
 
 @pytest.mark.parametrize(("name", "value"), [("negative", "-0.05 at step 11"), ("unknown", "nan")])
 def test_a_factor_that_is_no_rate_is_refused_with_its_step(faults, name, value):
-    with pytest.raises(SweepError, match=f"finite factor .* it returned {value}"):
+    with pytest.raises(SweepError, match=f"finite share .* it returned {value}"):
         rates(f"own_optimizers:{name}")
