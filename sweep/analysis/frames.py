@@ -75,7 +75,7 @@ def load_tables(path: str | Path) -> SweepTables:
     """
     folder = SweepFolder(Path(path))
     refuse_links(folder.path)
-    if folder.plan_path.exists() and not folder.trials_path.exists():
+    if (folder.path / "trials.csv").exists() and not folder.trials_path.exists():
         raise SweepError(f"{path} holds a published plan without its trials. Use `sweep audit`.")
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     records: list[dict[str, Any]] = []
