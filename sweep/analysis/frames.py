@@ -75,9 +75,9 @@ def load_tables(path: str | Path) -> SweepTables:
     """
     folder = SweepFolder(Path(path))
     refuse_links(folder.path)
-    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
-    if plan.known_trials and not folder.trials_path.exists():
+    if folder.plan_path.exists() and not folder.trials_path.exists():
         raise SweepError(f"{path} holds a published plan without its trials. Use `sweep audit`.")
+    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     records: list[dict[str, Any]] = []
     curves: dict[str, pd.DataFrame] = {}
     warnings: list[str] = []

@@ -226,9 +226,9 @@ def _failure(code: int, oom_killed: bool, log: Path, log_start: int) -> SweepErr
     with log.open("rb") as file:
         file.seek(max(log_start, log.stat().st_size - END_BYTES))
         end = file.read().decode(errors="replace").strip()
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     last_line = end.rpartition("\n")[2]
-    error = SweepError(f"the command ended with {how} (log: {log}): {last_line}")
+    error = SweepError(f"the command ended {how} (log: {log}): {last_line}")
     is_killed = oom_killed and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if is_killed or re.search(machine.NO_MEMORY, end):
         error.__cause__ = MemoryError()
