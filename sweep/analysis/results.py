@@ -142,8 +142,11 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
-    ordered = sorted(results, key=lambda result: (result.answer is None, not result.rates))
-    return ordered[0] if ordered else None
+    def order(result: PolicyResult) -> tuple[bool, bool, bool]:
+        is_ranking = bool(result.answer and result.answer.optimizers)
+        return result.answer is None, not result.rates, not is_ranking
+
+    return min(results, key=order, default=None)
 
 
 def answer(
@@ -289,23 +292,22 @@ def judge_trials(
 def _decide_policy(
     results: list[PolicyResult], reports: pd.DataFrame, objective: Objective, about: dict[str, Any]
 ) -> list[PolicyResult]:
-    """Decide about the optimizers of a policy together; return their results, the best first."""
+    """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     reports = reports[reports["label"].isin([result.label for result in results])]
     rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
     if (decided := decide_trials(reports, rates)) is None:
         return results
-    cells, made = decided
+    (cells, made), answered = decided, []
     for index, (result, label) in enumerate([(result, result.label) for result in results]):
         decision, own = made.of(slice(*cells.slice_locs(label, label))), reports["label"] == label
         if np.isfinite(decision.mean).sum() > 1:
             answer = build_answer(label, reports[own], decision, objective, *about[label])
             results[index] = replace(result, decision=decision, answer=answer)
-    results.sort(key=lambda r: np.nanmin(r.decision.best_estimate) if r.decision else math.inf)
-    first, *others = results
-    if others and first.answer:
-        answers = [result.answer for result in others if result.answer]
-        ranking = Ranking.of(cells, made, objective, answers)
-        results[0] = replace(first, answer=replace(first.answer, optimizers=ranking))
+            answered.append((float(np.nanmin(decision.best_estimate)), index, answer))
+    if len(results) > 1 and answered:
+        (_, best, answer), *others = sorted(answered)
+        ranking = Ranking.of(cells, made, objective, [other for _, _, other in others])
+        results[best] = replace(results[best], answer=replace(answer, optimizers=ranking))
     return results
 
 
