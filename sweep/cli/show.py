@@ -124,6 +124,7 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     notes = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in policies}
     for name in settings.optimizer_names if settings.command is None else ():
         notes[f"Optimizer, {name}"] = optimizer_facts(name)["rules"]
+    notes = {name: text.replace("tokens", settings.traits.tokens) for name, text in notes.items()}
     return notes | {
         settings.traits.tokens.capitalize(): None if plan.tokens_are_common else tokens,
         "Target": target and f"a trial ends when its validation loss stays below {target:g}",
