@@ -27,6 +27,7 @@ PLACEHOLDERS = (
 )
 NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
+SHELL = re.compile(r"(ba|da|z)?sh")
 # Prints the versions of the packages that contain modules, in the environment of a Python.
 VERSIONS = """
 import json, sys
@@ -102,13 +103,15 @@ def _file_of_module(name: str) -> Path:
 def check_command(command: str) -> str:
     """Refuse a command that is no words of a shell, or lacks a value that every trial needs."""
     try:
-        program = next(iter(shlex.split(command)), None)
+        program = next(iter(_named_words(command)), None)
     except ValueError as error:
         raise SweepError(f"command must be words of a shell, got {command!r} ({error}).") from None
     used = {*PLACEHOLDER.findall(command)}
     if unknown := sorted(used - {*PLACEHOLDERS}):
         known = ", ".join(PLACEHOLDERS)
         raise SweepError(f"command must use only the placeholders {known}, got {{{unknown[0]}}}.")
+    if {"microbatch_size", "accumulation"} <= used:
+        used.add("batch_size")  # their product, for each device
     for names in NEEDED:
         if program is None or not used & names:
             choice = " or ".join(f"{{{name}}}" for name in PLACEHOLDERS if name in names)
@@ -118,7 +121,7 @@ def check_command(command: str) -> str:
 
 def title_of_command(command: str) -> str:
     """Return the name of a command's experiment, that of its script; refuse one without program."""
-    program = shlex.split(command)[0]
+    program = _words(command)[0]
     if shutil.which(program) is None:
         raise SweepError(
             f"the first word of a command must be a program, got {program!r}. Correct it, or run "
@@ -128,9 +131,23 @@ def title_of_command(command: str) -> str:
     return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
 
 
+def _words(command: str) -> list[str]:
+    return shlex.split(command.replace("\\\n", ""))  # which shlex does not join, as shells do
+
+
+def _named_words(command: str) -> list[str]:
+    """Return the words of a command; of `sh -c TEXT`, those of the text too."""
+    words = _words(command)
+    if len(words) > 2 and SHELL.fullmatch(Path(words[0]).name) and words[1] == "-c":
+        text = shlex.shlex(words[2], posix=True, punctuation_chars=True)
+        text.whitespace_split, text.commenters = True, ""
+        words[2:3] = text
+    return words
+
+
 def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
     """Return the words of a command; values are not split and reach no shell."""
-    words = shlex.split(command)
+    words = _words(command)
     return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in words]
 
 
@@ -139,7 +156,7 @@ def files_of_command(command: str) -> list[Path]:
 
     Python interpreters are left out.
     """
-    words = shlex.split(command)
+    words = _named_words(command)
     names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
     for option, module in itertools.pairwise(words):
         if option == "-m":
@@ -182,10 +199,14 @@ def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tup
 def identify_command(command: str) -> dict[str, Any]:
     """Return what identifies the files of a command and the modules that these import."""
     paths = [path.absolute() for path in files_of_command(command)]
-    pythons = [word for word in shlex.split(command) if PYTHON.fullmatch(Path(word).name)]
+    words = _named_words(command)
+    modules = {name.partition(".")[0] for dash, name in itertools.pairwise(words) if dash == "-m"}
+    pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
     python = (shutil.which(pythons[0]) if pythons else None) or sys.executable
     with user_code(f"the Python files of the command {command!r} must be valid"):
-        return _identify_files(paths, {Path.cwd(), *(path.parent for path in paths)}, set(), python)
+        return _identify_files(
+            paths, {Path.cwd(), *(path.parent for path in paths)}, modules, python
+        )
 
 
 def _identify_files(

@@ -118,7 +118,8 @@ class _Trainings:
             return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
         outcome, trial = self.train("resumed", len(_reported(self.trial)) // 2)
         lines = _reported(trial)
-        if outcome.kind == "complete" or not trial.resume_path.exists():
+        is_over = any(load_json(line)["step"] >= self.row.steps for line in lines)
+        if is_over or outcome.kind == "complete" or not trial.resume_path.exists():
             problem = "The command was not killed in time, or before it had written {resume}"
             return "NOT APPLICABLE", f"{problem}. Use a larger --budget, or more checkpoints."
         status, evidence = self.compare("resumed", EQUAL)

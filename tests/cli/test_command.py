@@ -33,7 +33,9 @@ def script(tmp_path, monkeypatch):
         (COMMAND.replace("{batch_size}", "1"), (), "must contain {batch_size}"),
         (COMMAND.replace("{steps}", "1"), (), "must contain {steps} or {tokens} or {examples}"),
         (COMMAND + " {rate}", (), "got {rate}"),
+        (COMMAND.replace("{batch_size}", "{accumulation}"), (), "must contain {batch_size}"),
         (COMMAND + " 'open", (), "No closing quotation"),
+        (f"sh -c '{COMMAND} \"open'", (), "No closing quotation"),
         ("", (), "must contain {batch_size}"),
         (COMMAND.replace(sys.executable, "pyton"), (), "must be a program, got 'pyton'"),
         (COMMAND, ("quick",), "does not apply to a command"),
@@ -106,9 +108,25 @@ def test_the_packages_of_the_commands_own_python_are_part_of_its_identity(script
     assert [*code["packages"]] == ["numpy"] and [*code["files"]] == ["train.py"]
     module = f"{sys.executable} -m train {{batch_size}} {{learning_rate}} {{steps}} {{seed}}"
     assert [*plan_sweep(command=module, budget=80, batches=[4]).code["files"]] == ["train.py"]
+    installed = module.replace("train", "numpy")
+    assert [*plan_sweep(command=installed, budget=80, batches=[4]).code["packages"]] == ["numpy"]
     script("import argparse", "import argparse (")
     with pytest.raises(SweepError, match="must be valid"):
         plan_sweep(command=COMMAND, budget=80, batches=[4])
+
+
+def test_the_programs_that_a_shell_starts_are_part_of_the_identity(script):
+    script("import argparse", "import numpy, argparse")
+    for text in (f"cd .;{COMMAND}", f"{COMMAND} && ls", f"({COMMAND}) | cat"):
+        code = plan_sweep(command=f"sh -c '{text}'", budget=80, batches=[4]).code
+        assert [*code["packages"]] == ["numpy"] and [*code["files"]] == ["train.py"], text
+
+
+def test_microbatch_and_accumulation_replace_the_batch_size(script):
+    command = COMMAND.replace("{batch_size}", "{microbatch_size} --times {accumulation}")
+    assert [
+        row.microbatch_size for row in plan_sweep(command=command, budget=80, batches=[4]).trials
+    ]
 
 
 def test_a_tuned_sweep_over_a_command_is_answered_reported_and_mirrored(call, script, tmp_path):
@@ -205,6 +223,15 @@ def test_the_report_shows_the_checks_of_the_same_code_only(call, script, tmp_pat
     assert call("report", "results/train")[0] == 0
     report = (tmp_path / "results/train/report.md").read_text()
     assert "Not checked: sweep check --command" in report
+
+
+def test_a_kill_after_the_last_step_does_not_show_that_a_command_resumes(call, script, tmp_path):
+    write = 'with open(options.log, "a") as file:\n        file.write(json.dumps(line) + "\\n")'
+    script(write, 'lines.append(json.dumps(line) + "\\n")')
+    text = (tmp_path / "train.py").read_text().replace("w, first = 1", "lines = []\nw, first = 1")
+    at_once = "open(options.log, 'a').write(''.join(lines)); time.sleep(1)"
+    (tmp_path / "train.py").write_text(f"{text}{at_once}\n")
+    assert check(call)["command_resumes"] == "NOT APPLICABLE"
 
 
 def test_a_check_without_split_batches_and_checkpoints_says_so(call, script):

@@ -11,6 +11,7 @@ import pytest
 import sweep
 from sweep.trial.files import read_metrics
 from tests.commands import COMMAND, SCRIPT, Attempts
+from tests.orchestration.clusters import wait_until
 
 
 @pytest.fixture
@@ -149,6 +150,10 @@ def test_a_command_reaches_no_shell_and_keeps_the_current_folder(attempts, tmp_p
     assert "unrecognized arguments: ; touch $HOME" in words and '{"a": 1}' in words
 
 
+def test_a_command_may_be_written_on_several_lines(attempts):
+    assert attempts(command=COMMAND.replace(" --seed", " \\\n --seed")).run().kind == "complete"
+
+
 def test_sweep_log_reports_without_a_log_option(attempts, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(sweep.__file__).parents[1]))
     new = "import sweep\n    sweep.log({'train/loss': w}, step=t + 1, examples=4 * (t + 1))"
@@ -162,13 +167,20 @@ def test_sweep_log_reports_without_a_log_option(attempts, monkeypatch):
     assert own.run().kind == "complete"
 
 
-WAIT = "(open('once', 'w'), time.sleep(60)) if t == 11 and not os.path.exists('once') else 0"
+WAIT = "(open('once', 'w'), time.sleep(900)) if t == 11 and not os.path.exists('once') else 0"
 
 
-def is_alive(path):
-    """Return True if the process with the id in a file has not ended."""
+def wait_for_end(path):
+    """Wait until the process with the id in a file has ended."""
     status = Path(f"/proc/{path.read_text().strip()}/status")
-    return status.exists() and "(zombie)" not in status.read_text()
+
+    def has_ended():
+        try:
+            return "(zombie)" in status.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_until(has_ended)
 
 
 def reported_steps(trial):
@@ -208,7 +220,7 @@ def test_a_killed_attempt_resumes_with_the_same_curve_and_leaves_no_process(atte
         time.sleep(0.02)
     own.process.kill()
     assert own.end().kind == "lost"
-    assert not is_alive(tmp_path / "pid")
+    wait_for_end(tmp_path / "pid")
     assert own.run().kind == "complete"
     assert losses_of(own.trial) == losses_of(whole.trial)
 
@@ -237,11 +249,11 @@ def test_a_command_that_ignores_the_request_to_stop_is_killed(attempts, tmp_path
 
 
 def test_children_of_a_command_end_with_it(attempts, tmp_path):
-    child = "subprocess.Popen(['sleep', '60'])"
+    child = "subprocess.Popen(['sleep', '900'])"
     write = f"import subprocess; print({child}.pid, file=open('child', 'w')); sys.exit(1)"
     own = attempts("# here", write)
     assert own.run().kind == "error"
-    assert not is_alive(tmp_path / "child")
+    wait_for_end(tmp_path / "child")
 
 
 def test_a_command_may_go_back_to_its_checkpoint_by_itself(attempts):
@@ -256,10 +268,10 @@ def test_a_command_may_go_back_to_its_checkpoint_by_itself(attempts):
 
 
 def test_a_command_without_a_new_line_is_ended_and_tried_once_more(attempts, tmp_path):
-    pid = "print(os.getpid(), file=open('pid', 'w')); time.sleep(60)"
+    pid = "print(os.getpid(), file=open('pid', 'w')); time.sleep(900)"
     outcome = attempts("# here", pid).run(stall_minutes=0.02)
     assert outcome.kind == "lost" and "--stall-minutes" in outcome.message
-    assert not is_alive(tmp_path / "pid")
+    wait_for_end(tmp_path / "pid")
 
 
 def test_the_peak_memory_is_that_of_the_command_or_not_known(attempts):
