@@ -36,6 +36,9 @@ FLAGS = [
     ("--only", "zzz", "only must match exactly one trial"),
     ("--nonsense", "1", "nonsense"),
     ("--workload", ".x:y", "cannot be imported"),
+    ("--optimizers", "adam", "optimizers"),
+    ("--optimizers", "adamw,adamw", "optimizers must differ"),
+    ("--optimizers", "adamw,none", "none is not one of them"),
 ]
 
 
@@ -48,6 +51,8 @@ CHEAP = ("quadratic", "--batches", "4", "--device", "cpu", "--quiet")
 TUNED = ("run", "quick", "--yes", "--lr", "tuned")
 PLAN = ("plan", "quadratic", "--batches", "4", "--out", "s")
 NO_COMMANDS = [
+    ((*TUNED, "--optimizers", "muon", "--devices-per-trial", "2", "--zero", "1"), "zero shards"),
+    (("run", "quadratic", "--optimizers", "muon", "--lr", "tuned"), "no matrices between"),
     ((*TUNED, "--tune", "beta2"), "must contain lr"),
     ((*TUNED, "--tune", "lr,lr"), "at most once"),
     ((*TUNED, "--tune", ""), "tuning.dimensions"),

@@ -50,6 +50,32 @@ def test_gaps_are_to_the_best_of_the_others():
     assert not made.is_within(0.01)[2] and made.is_outside(0.01)[2]
 
 
+def test_a_part_of_a_decision_keeps_the_intervals_of_the_whole():
+    points = RatePoints(
+        log_rates=np.tile(np.log([0.5, 1.0, 2.0, np.nan, np.nan]), (3, 1)),
+        losses=np.tile([1.2, 1.0, 1.2, np.nan, np.nan], (3, 1)),
+        ends=np.tile(np.log([0.5, 2.0]), (3, 1)),
+        seeds=np.ones(3),
+    )
+    for tuned in (None, points):
+        whole = decide(LOSSES, tuned, np.log([1.1] * 3))
+        part = whole.of(slice(1, 3))
+        for end, own in zip(whole.differences, part.differences, strict=True):
+            assert np.array_equal(own, end[1:, 1:])
+        assert part.gap_low[1] == whole.differences[0][2, 1]
+        assert part.gap_high[0] == whole.differences[1][1, 2]
+        assert (part.gap_high <= whole.gap_high[1:]).all()
+        assert np.array_equal(part.best_estimate, whole.best_estimate[1:])
+
+
+def test_equal_cells_of_two_optimizers_are_rarely_told_apart():
+    losses = np.random.default_rng(1).normal(size=(2000, 6, 3))
+    made = decide(losses, None, np.zeros((2000, 6)))
+    low, _ = made.differences
+    is_wrong = ((low > 0) & ~np.eye(6, dtype=bool)).any((-2, -1))
+    assert is_wrong.mean() < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 2000)
+
+
 def test_one_noisy_batch_size_does_not_hide_a_difference_of_two_quiet_ones():
     rng = np.random.default_rng(0)
     losses = rng.normal(size=(5, 8)) * np.array([1, 1, 1, 1, 30])[:, None]

@@ -151,3 +151,53 @@ def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
         *("text_column", "lora", "model_source"),
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides
+
+
+def test_one_optimizer_by_its_flag_gives_the_plan_of_the_setting():
+    named = make(optimizer={"name": "sgd"})
+    assert make(optimizers="sgd") == named and ids(named) != ids(make())
+    assert make(optimizers="adamw") == make()
+    assert {row.optimizer for row in named.trials} == {None}
+
+
+@pytest.mark.parametrize("lr", ["1e-3", "sqrt", "tuned"])
+def test_trials_of_several_optimizers_are_those_of_each_alone(lr):
+    several = make(optimizers="adamw,muon,sgd", lr=lr)
+    for name in ("adamw", "muon", "sgd"):
+        alone = make(optimizers=name, lr=lr)
+        assert [row.id for row in several.trials if row.optimizer == name] == ids(alone)
+    assert len(several.trials) == 3 * len(make(lr=lr).trials)
+    assert {row.cell for row in several.trials} == {*several.settings.cells}
+
+
+def test_an_optimizer_has_its_own_centre_of_rates_and_time_scale_of_weight_decay():
+    plan = make(optimizers="adamw,sgd,adafactor,mine:Own", lr="tuned")
+    first = {row.optimizer: row for row in reversed(plan.trials) if row.id and row.batch_size == 4}
+    usual, factors = first["adamw"], {"sgd": 300, "adafactor": 10, "mine:Own": 1}
+    for name, factor in factors.items():
+        assert first[name].learning_rate == pytest.approx(factor * usual.learning_rate)
+        products = [row.learning_rate * row.weight_decay for row in (first[name], usual)]
+        assert products[0] == pytest.approx(products[1])
+    chosen = {"centre": 0.5, "centres": {"sgd": 2.0}}
+    plan = make(optimizers="adamw,sgd", lr="tuned", tuning=chosen)
+    assert plan.tuning_centre(4, "adamw") == 0.5 and plan.tuning_centre(4, "sgd") == 2.0
+
+
+def test_more_batch_sizes_and_seeds_of_several_optimizers_keep_the_old_trials():
+    settings = {"optimizers": "adamw,muon", "lr": "sqrt"}
+    old = make(**settings)
+    for other in ({"batches": "16"}, {"seeds": 5}):
+        grown = grow_plan(old, new := make(old=old, **settings, **other))
+        assert grown.trials[: len(old.trials)] == old.trials
+        assert {*ids(grown)} == {*ids(old), *ids(new)}
+        assert grown.has_looks == ("seeds" in other)
+    with pytest.raises(SweepError, match="optimizers would change"):
+        grow_plan(old, make(lr="sqrt", optimizers="adamw,muon,sgd"))
+
+
+def test_the_answering_command_keeps_the_optimizers():
+    command = typed_command("quick", {"batches": "4,8", "optimizers": "adamw,muon"})
+    plan = make(batches="4,8", optimizers="adamw,muon", command=command)
+    words = "sweep run quick --optimizers adamw,muon --batches 4,8 --lr tuned --seeds auto"
+    assert answering_command(plan) == words
+    assert answering_command(make(optimizers="adamw,muon", lr="tuned")) is None
