@@ -55,11 +55,10 @@ def main() -> int:
     parser.add_argument("--batches", default="4,16")
     parser.add_argument("--budget", default="196608")
     arguments = parser.parse_args()
-    out = arguments.out.absolute()
     settings = {name: getattr(arguments, name) for name in ("lr", "seeds", "batches", "budget")}
-    run_both(out, *(word for k, v in settings.items() for word in (f"--{k}", v)))
-    trials = compare(out)
-    answers = [sweep.load_sweep(out / name).answer() for name in ("inside", "outside")]
+    run_both(arguments.out, *(word for k, v in settings.items() for word in (f"--{k}", v)))
+    trials = compare(arguments.out)
+    answers = [sweep.load_sweep(arguments.out / n).answer() for n in ("inside", "outside")]
     print(trials.to_string(index=False))
     largest, missing = trials["difference"].max(), int(trials["difference"].isna().sum())
     print(

@@ -36,7 +36,8 @@ model = build_model(settings, args.seed)
 matrices = [p for p in model.parameters() if p.ndim > 1]
 others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
 decay, betas = args.weight_decay, (0.9, args.beta2)
-optimizer = torch.optim.AdamW([{"params": matrices}, others], args.lr, betas, weight_decay=decay)
+groups = [{"params": matrices}, others]
+optimizer = torch.optim.AdamW(groups, args.lr, betas, weight_decay=decay, fused=True)
 
 
 def losses(tokens, indices):
@@ -58,7 +59,7 @@ if args.resume and os.path.exists(args.resume):
     first = state["step"]
 
 for step in range(first + 1, args.steps + 1):
-    rate = args.lr * min(1, step / args.warmup)
+    rate = args.lr * step / args.warmup
     if step > args.warmup:
         progress = (step - args.warmup) / (args.steps - args.warmup)
         rate = args.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2)
