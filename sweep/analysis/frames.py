@@ -180,7 +180,8 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     try:
         if result := trial.read_result():
             kinds = {name: "float64" for name in result if name.startswith(METRIC)} | TRIAL_COLUMNS
-            if all(_is_of_kind(kind, result.get(name)) for name, kind in kinds.items()):
+            types = {n: int | float if k in NUMBERS else str | dict for n, k in kinds.items()}
+            if all(isinstance(result.get(name), kind | None) for name, kind in types.items()):
                 return result
             raise CorruptFile("a column has another type")
     except CorruptFile:
@@ -193,10 +194,6 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     if status.microbatch_size:
         record["microbatch_size"] = status.microbatch_size
     return record
-
-
-def _is_of_kind(kind: str, value: Any) -> bool:
-    return value is None or isinstance(value, int | float if kind in NUMBERS else str | dict)
 
 
 def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:

@@ -34,12 +34,6 @@ class TunedRate:
         is_finite = bool(np.isfinite(losses).any())
         return float(np.exp(self.points.log_rates[losses.argmin()])) if is_finite else None
 
-    @property
-    def is_highest_best(self) -> bool:
-        """Whether no rate above the best one was tried."""
-        logs = np.log(self.trials["learning_rate"].to_numpy(float))
-        return self.best is not None and math.isclose(math.log(self.best), logs.max())
-
     @cached_property
     def fit(self) -> RateBounds:
         """The curve that fits best, with NaN if there is none; its bounds do not count."""

@@ -137,8 +137,7 @@ def load_sweep(path: str | Path) -> Sweep:
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
-    tables = load_tables(path)
-    return Sweep(**vars(tables))
+    return Sweep(**vars(load_tables(path)))
 
 
 def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
@@ -351,7 +350,8 @@ def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str
     if "learning_rate_at_edge" in blocking:
         edges = [rate for rate in result.rates if not rate.is_inside]
         best = [rate.best for rate in edges if rate.best]
-        sides = {rate.is_highest_best for rate in edges}
+        highest = [rate.trials["learning_rate"].max() for rate in edges]
+        sides = {*map(math.isclose, best, highest)}
         if not best or len(best) < len(edges) or len(sides) > 1 or plan.settings.optimizers:
             return None  # the check's remedy says what to do
         flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"

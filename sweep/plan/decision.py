@@ -227,7 +227,6 @@ def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
                 values = _largest_statistic(mean * sd, covariance * np.outer(sd, sd), seeds)
                 largest[index, pattern, start : start + CHUNK] = values
     low, high = ALPHA / len(looks), ALPHA
-    level = ALPHA
     while high - low > 1e-4:
         level = (low + high) / 2
         critical = np.quantile(largest, 1 - level, axis=-1).max(1)

@@ -1,7 +1,7 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how it grows."""
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -213,7 +213,11 @@ def build_plan(
             rows += [plan.with_rate(row, centre * factor) for factor in GRID]
     for cell in experiment.cells:
         report = _plan_cell(plan, policy, cell, tokens)
-        for seed in range(_seed_count(experiment, policy, cell, old_rows)):
+        seeds = experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS)
+        if seeds == "auto":
+            present = (row.seed + 1 for row in reports_of(policy, old_rows, [cell]))
+            seeds = max([LEAST_SEEDS, *present])
+        for seed in range(int(seeds)):
             row = report.model_copy(update={"seed": seed})
             if not is_tuned:
                 row = plan.with_rate(row, policy.rate_at(row.batch_size))
@@ -221,15 +225,6 @@ def build_plan(
                 row = plan.with_rate_of(winners[cell], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
-
-
-def _seed_count(
-    experiment: Experiment, policy: Policy, cell: Cell, old_rows: Sequence[PlannedTrial]
-) -> int:
-    """Return the number of reporting seeds; for `auto`, those so far, and at least LEAST_SEEDS."""
-    if experiment.seeds == "auto":
-        return max([LEAST_SEEDS, *(r.seed + 1 for r in reports_of(policy, old_rows, [cell]))])
-    return int(experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS))
 
 
 def reports_of(
