@@ -192,6 +192,7 @@ def comments_of(table: type[Settings]) -> dict[str, str]:
     comments, above = {}, list[str]()
     for line in inspect.getsource(table).splitlines():
         code, _, comment = line.strip().partition("# ")
+        comment = re.sub(r"^type: ignore\S*[ #]*", "", comment)
         if comment and not code:
             above.append(comment)
             continue

@@ -88,6 +88,8 @@ def user_code(requirement: str) -> Iterator[None]:
     """Raise SweepError with what must hold if the user's code raises in this block."""
     try:
         yield
+    except SweepError:
+        raise
     except (Exception, SystemExit) as error:
         raise SweepError(
             f"{requirement}, but raised {describe_error(error)}. Correct it."

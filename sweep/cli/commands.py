@@ -209,7 +209,10 @@ def plan(
 
 @click.command(cls=SettingsCommand)
 @common_options("Folder of the sweep; by default results/EXPERIMENT.")
-def check(experiment: str | None, out: Path | None, json: bool, **settings: Any) -> None:
+@number_option("--steps", default=24, help="Train for N steps, or the budget if it is less.")
+def check(
+    experiment: str | None, out: Path | None, json: bool, steps: int, **settings: Any
+) -> None:
     """Check a --command: the same losses again, with half the microbatch, after a kill?
 
     Takes the options of `sweep run`. The report of a sweep in the same folder shows the results.
@@ -218,12 +221,13 @@ def check(experiment: str | None, out: Path | None, json: bool, **settings: Any)
     from sweep.orchestration.check import check_command
     from sweep.orchestration.planning import read_request
 
-    document = check_command(read_request(experiment, settings, out), partial(echo, err=True))
+    request = read_request(experiment, settings, out)
+    document = check_command(request, partial(echo, err=True), steps)
     if json:
         print_document(document)
         return
     for row in checks_of_command(document, ""):
-        echo(f"{row.status}: {row.condition} {row.evidence} {row.remedy}")
+        echo(f"{row.status}: {row.code}. {row.evidence} {row.remedy}".rstrip())
     echo("\n".join(f"NOT CHECKED: {sentence}" for sentence in document["not_checked"]))
 
 

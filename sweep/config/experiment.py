@@ -194,11 +194,11 @@ class Declared(Settings, use_attribute_docstrings=True):
     tokens_per_sequence: Positive | None = None  # by default the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
     objective: Annotated[MetricName, RunFlag(Group.MODEL, metavar="NAME")] = "loss"
-    """Of a command: it reports valid/NAME, by which batch sizes are compared."""
+    """Metric valid/NAME of a command, by which batch sizes are compared."""
     direction: Annotated[Literal["minimize", "maximize"], RunFlag(Group.MODEL)] = "minimize"
-    """Of a command's objective."""
+    """Whether a lower or a higher value of a command's objective is better."""
     unit: Annotated[str, RunFlag(Group.MODEL)] = ""
-    """Of a command's objective."""
+    """Unit of a command's objective in reports."""
     tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance  # --tolerance takes precedence
 
 

@@ -71,7 +71,7 @@ class ObjectSettings(ForeignModel):
 
     kind: Literal["object"] = "object"
     name: str  # "module:object"
-    vocabulary: Positive | None = 10_000  # type: ignore[assignment]
+    vocabulary: Positive | None = 10_000  # type: ignore[assignment]  # size of the tokenizer and embeddings
     options: dict[str, JsonValue] = Field(default={})
 
 

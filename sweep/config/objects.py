@@ -27,7 +27,6 @@ PLACEHOLDERS = (
 )
 NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
-SHELL = re.compile(r"(ba|da|z)?sh")
 # Prints the versions of the packages that contain modules, in the environment of a Python.
 VERSIONS = """
 import json, sys
@@ -121,11 +120,13 @@ def check_command(command: str) -> str:
 
 def title_of_command(command: str) -> str:
     """Return the name of a command's experiment, that of its script; refuse one without program."""
-    program = _words(command)[0]
-    if shutil.which(program) is None:
+    program, *words = _words(command)
+    missing = [] if shutil.which(program) else [program]
+    scripts = [word for word in words if re.fullmatch(r"[^{=-][^{=]*\.py", word)]
+    if missing := [*missing, *itertools.filterfalse(os.path.isfile, scripts)]:
         raise SweepError(
-            f"the first word of a command must be a program, got {program!r}. Correct it, or run "
-            "from the folder that contains it."
+            f"the program and scripts of a command must exist, got {missing[0]!r}. Correct it, or "
+            "run from the folder that contains it. `env NAME=VALUE …` sets variables."
         )
     path = next(iter(files_of_command(command)), Path(program))
     return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
@@ -138,7 +139,7 @@ def _words(command: str) -> list[str]:
 def _named_words(command: str) -> list[str]:
     """Return the words of a command; of `sh -c TEXT`, those of the text too."""
     words = _words(command)
-    if len(words) > 2 and SHELL.fullmatch(Path(words[0]).name) and words[1] == "-c":
+    if len(words) > 2 and words[0].endswith("sh") and words[1] == "-c":
         text = shlex.shlex(words[2], posix=True, punctuation_chars=True)
         text.whitespace_split, text.commenters = True, ""
         words[2:3] = text
@@ -201,12 +202,14 @@ def identify_command(command: str) -> dict[str, Any]:
     paths = [path.absolute() for path in files_of_command(command)]
     words = _named_words(command)
     modules = {name.partition(".")[0] for dash, name in itertools.pairwise(words) if dash == "-m"}
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    roots = {Path.cwd(), *(path.parent for path in paths), *map(Path.absolute, map(Path, folders))}
+    roots |= {root / "src" for root in roots}
     pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
-    python = (shutil.which(pythons[0]) if pythons else None) or sys.executable
+    pythons += [str(Path(shutil.which(words[0]) or sys.executable).with_name("python")), "python"]
+    python = next(filter(None, map(shutil.which, pythons)), sys.executable)
     with user_code(f"the Python files of the command {command!r} must be valid"):
-        return _identify_files(
-            paths, {Path.cwd(), *(path.parent for path in paths)}, modules, python
-        )
+        return _identify_files(paths, roots, modules, python)
 
 
 def _identify_files(
@@ -240,7 +243,7 @@ def _identify_files(
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:
     """Yield the modules, and names in modules, that a file imports, as paths without a suffix."""
-    for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else b"")):
+    for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else b"", path)):
         if isinstance(node, ast.Import):
             yield from (root / alias.name.replace(".", "/") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -15,7 +15,6 @@ from sweep.plan.retry import Outcome, begin_attempt, microbatch_within
 from sweep.trial.files import load_json, remove, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
 
-STEPS = 24
 EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
 SPLIT = 1e-4  # the same, if one of them splits its batches
 NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
@@ -23,16 +22,18 @@ NOT_CHECKED = "Whether the script reads the same examples in the same order at e
 Verdict = tuple[str, str]  # PASS, FAIL or NOT APPLICABLE, and the evidence
 
 
-def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str, Any]:
+def check_command(
+    request: Request, on_start: Callable[[str], None], most_steps: int = 24
+) -> dict[str, Any]:
     """Train by a command several times, and compare; return the document of check.json.
 
-    It takes at most 24 steps of the smallest batch size above 1, at a fixed rate. The trainings are
-    kept in the folder `check` of the sweep.
+    All train at the smallest batch size above 1 and one rate, for the budget or `most_steps`. They
+    are kept in the folder `check` of the sweep.
     """
     if request.experiment.command is None:
         raise SweepError("only a command can be checked. Name it with --command.")
     with holding(request.folder):
-        trainings = _Trainings(request, on_start)
+        trainings = _Trainings(request, on_start, most_steps)
         verdicts = {
             "command_repeats": trainings.compare("again", EQUAL),
             "command_accumulation": trainings.split_batches(),
@@ -52,14 +53,14 @@ def check_command(request: Request, on_start: Callable[[str], None]) -> dict[str
 class _Trainings:
     """Trainings of one trial, each in a folder of its own, compared with the first of them."""
 
-    def __init__(self, request: Request, on_start: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, on_start: Callable[[str], None], most_steps: int) -> None:
         self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
         remove(self.folder.path)
         experiment, policy = request.experiment, parse_policy(request.experiment.lr)
         batch = min((size for size in experiment.batches if size > 1), default=1)
         tokens = batch * experiment.traits.tokens_per_sequence
         rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
-        budget = tokens * max(1, min(STEPS, experiment.budget // tokens))
+        budget = tokens * max(1, min(most_steps, experiment.budget // tokens))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
         small = experiment.model_copy(update=changes)
         request = replace(request, experiment=small, folder=self.folder, command=())
@@ -67,7 +68,7 @@ class _Trainings:
         self.row = self.plan.trials[0]
         outcome, self.trial = self.train("first")
         if outcome.kind != "complete":
-            raise SweepError(f"the command must complete {self.row.steps} steps. {outcome.message}")
+            raise SweepError(f"the command must complete {self.row.steps} steps: {outcome.message}")
         self.losses = _losses_of(self.trial)
 
     def train(
@@ -116,12 +117,11 @@ class _Trainings:
     def resume(self) -> Verdict:
         if not self.plan.settings.passes("resume"):
             return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
-        outcome, trial = self.train("resumed", len(_reported(self.trial)) // 2)
+        _, trial = self.train("resumed", len(_reported(self.trial)) // 2)
         lines = _reported(trial)
         is_over = any(load_json(line)["step"] >= self.row.steps for line in lines)
-        if is_over or outcome.kind == "complete" or not trial.resume_path.exists():
-            problem = "The command was not killed in time, or before it had written {resume}"
-            return "NOT APPLICABLE", f"{problem}. Use a larger --budget, or more checkpoints."
+        if is_over or not trial.resume_path.exists():
+            return "NOT APPLICABLE", "It had ended, or not yet written {resume}. Use more --steps."
         status, evidence = self.compare("resumed", EQUAL)
         ends = [load_json(line)["step"] for line in _reported(trial)[len(lines) - 1 :][:2]]
         story = f"Killed at step {ends[0]}, it reported again from step {ends[-1]} on"

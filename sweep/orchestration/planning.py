@@ -29,7 +29,7 @@ from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
-from sweep.trial.folder import SweepFolder, identify_start, weights_of
+from sweep.trial.folder import SweepFolder, TrialFolder, identify_start, weights_of
 
 LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
@@ -115,7 +115,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     """
     request, inputs = identify_inputs(request)
     experiment, chosen, folder = request.experiment, request.execution, request.folder
-    old, command = load_plan(folder), request.command
+    old, command = _find_plan(folder, inputs.code), request.command
     if old is None:
         is_elsewhere = is_elsewhere or request.services.executor != "local"
         new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
@@ -350,9 +350,16 @@ def _relative_to(folder: SweepFolder, source: str) -> str:
     return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 
+def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:
+    """Return the plan of a folder; None if its code has changed before any trial had a result."""
+    plan = load_plan(folder)
+    is_changed = plan and plan.code != code
+    return plan if not is_changed or any(map(TrialFolder.find_result, folder.trials())) else None
+
+
 def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
     """Write a plan with the trials on disk, and config.json of every trial that has none."""
-    stored = load_plan(folder)  # another command may have written it during preparation
+    stored = _find_plan(folder, plan.code)  # another command may have written it meanwhile
     plan = grow_plan(stored, plan) if stored else plan
     folder.path.mkdir(parents=True, exist_ok=True)
     if not plan.sweep_uid:  # new, or written again after the user removed it

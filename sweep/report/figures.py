@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
+from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.frames import report_trials
 from sweep.analysis.results import PolicyResult, Sweep
@@ -45,7 +45,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
     }
     for axis in (axis for figure in figures.values() if figure for axis in figure.axes):
         if not np.isfinite(axis.dataLim.get_points()).all():
-            axis.text(0.5, 0.5, "no data yet", transform=axis.transAxes, ha="center", color=GREY)
+            axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", color=GREY)
             axis.set_yticks([])
     return figures
 
@@ -90,9 +90,6 @@ def plot_answer(answer: Answer) -> Figure:
     longest = max((row.seconds or 0.0 for row in answer.batch_sizes), default=0.0) or 1.0
     purpose = "to the target" if is_ratio else "of training"
     times.set(ylim=(0, 1.1 * longest), ylabel=f"time {purpose}, median [seconds]")
-    if unknown := [row.batch_size for row in answer.batch_sizes if row.seconds is None]:
-        text = f"not known at batch size {join(unknown)}"
-        times.text(0.02, 0.03, text, transform=times.transAxes, color=GREY)
     for axis in (gaps, times):
         _set_batch_axis(axis, sizes)
         axis.axvline(
@@ -156,7 +153,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
     objective = sweep.plan.settings.traits.objective
-    metrics[objective.curve] = f"{objective.title.removeprefix('final ')}, milestone set {unit}"
+    metrics[objective.curve] = f"{objective.title.removeprefix('final ')} {unit}"
     own = trials["id"].where(trials["state"] != "COMPLETE", "")
     curves = trials[["id", "label", "batch_size"]].assign(curve=own)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
@@ -166,12 +163,15 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
             groups = rows.groupby("tokens")[metric]
             means = groups.mean()[groups.size() == rows["id"].nunique()]  # all seeds
             _, _, line = styles[label]
-            axis.plot(means.index, means, line, color=colors[batch], label=f"batch {batch}")
+            style = {"marker": "." if len(means) == 1 else "", "color": colors[batch]}
+            axis.plot(means.index, means, line, label=f"batch {batch}", **style)
         axis.set_ylabel(title)
         if metric.endswith("/loss"):
             _set_log_scale(axis, "y", least_ratio=2)
         _mark_diverged(axis, trials, "tokens")
-        _set_token_axis(axis, sweep)
+        axis.set(xlabel=f"training {sweep.plan.settings.traits.tokens}", xlim=(0, None))
+        axis.xaxis.set_major_formatter(lambda value, _: format_count(value))
+        axis.xaxis.set_major_locator(MaxNLocator(5))
     for label, (_, _, line) in styles.items():
         axes[0].plot([], [], line, color=GREY, label=label)
     return with_legend(figure)
@@ -287,12 +287,6 @@ def _set_batch_axis(axis: Axes, batches: Iterable[int]) -> None:
     axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 8 else 0)
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel("batch size")
-
-
-def _set_token_axis(axis: Axes, sweep: Sweep) -> None:
-    axis.set(xlabel=f"training {sweep.plan.settings.traits.tokens}", xlim=(0, None))
-    axis.xaxis.set_major_formatter(lambda value, _: format_count(value))
-    axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0) -> None:

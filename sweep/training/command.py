@@ -89,9 +89,11 @@ class Report:
         steps, curve = self.config.steps, self.config.objective_curve
         last = self.lines.get(steps, {})
         if curve not in last:
+            names = {*self.lines.get(self.step, ())} - {"time", "step", "tokens", SECONDS, RATE}
             raise SweepError(
-                f"the command must report {curve} at its last step, {steps}, got {len(self.lines)} "
-                f"lines up to step {self.step}. Let it take all steps, and evaluate at the end."
+                f"the command must report {curve} at its last step, {steps}, but ended after step "
+                f"{self.step} with {', '.join(sorted(names)) or 'nothing'} in its log. Let it take "
+                "all steps, evaluate at the end, and append to {log}."
             )
         return {k.removeprefix("valid/"): v for k, v in last.items() if k.startswith("valid/")}
 
@@ -100,7 +102,7 @@ class Report:
         batch, sequence = self.config.science.batch_size, self.config.tokens_per_sequence
 
         def wrong(requirement: str) -> SweepError:
-            line = text.decode(errors="replace")[:200]
+            line = text.decode(errors="replace").strip()[:200]
             return SweepError(f"each line of the log must {requirement}, got {line!r}.")
 
         try:
@@ -109,7 +111,7 @@ class Report:
             raise wrong("be a JSON object") from error
         step = line.pop("step", None)
         if type(step) is not int or not 0 <= step <= self.config.steps:
-            raise wrong(f"have a step of at most {self.config.steps}")
+            raise wrong(f'have a "step", a number of optimizer steps up to {self.config.steps}')
         for name, count in (("tokens", step * batch * sequence), ("examples", step * batch)):
             if line.pop(name, count) != count:
                 factors = f"{step} × {batch}" + f" × {sequence}" * (name == "tokens")
@@ -154,9 +156,8 @@ def run_command(
     if not config.science.passes("resume"):
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
-    report, killed_before = Report(config, store), oom_kills()
-    log_start, ending = folder.log_path.stat().st_size, None
-    process = _start(config, folder)
+    report, killed_before, ending = Report(config, store), oom_kills(), None
+    process, log_start = _start(config, folder)
     try:
         while ending is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -182,7 +183,8 @@ def run_command(
     return ending, progress, report.final_metrics() if ending == "trained" else {}, metrics_sha256
 
 
-def _start(config: TrialConfig, folder: TrialFolder) -> subprocess.Popen[bytes]:
+def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a trial's command; return its process, and the length of the log before its output."""
     science, execution = config.science, config.execution
     settings = (science.optimizer, science, execution, config)
     values = {name: value for table in settings for name, value in table} | {
@@ -202,8 +204,8 @@ def _start(config: TrialConfig, folder: TrialFolder) -> subprocess.Popen[bytes]:
     words = fill_placeholders(str(science.command), values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
-        stdin = subprocess.DEVNULL
-        return subprocess.Popen(words, env=environment, stdin=stdin, stdout=log, stderr=log)
+        start, none = log.tell(), subprocess.DEVNULL
+        return subprocess.Popen(words, env=environment, stdin=none, stdout=log, stderr=log), start
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -227,7 +229,7 @@ def _failure(code: int, oom_killed: bool, log: Path, log_start: int) -> SweepErr
         file.seek(max(log_start, log.stat().st_size - END_BYTES))
         end = file.read().decode(errors="replace").strip()
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    last_line = end.rpartition("\n")[2]
+    last_line = end.rpartition("\n")[2] or "it printed nothing"
     error = SweepError(f"the command ended {how} (log: {log}): {last_line}")
     is_killed = oom_killed and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if is_killed or re.search(machine.NO_MEMORY, end):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import SequenceStream, TokenizedText
+from sweep.errors import SweepError
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
@@ -96,6 +97,9 @@ class Workload(ABC):
     def evaluate_metrics(self, model: nn.Module) -> dict[str, float]:
         metrics = self.evaluate(model)
         named = metrics if isinstance(metrics, Mapping) else {"loss": metrics}
+        if (objective := self.config.objective_curve.removeprefix("valid/")) not in named:
+            problem = f"evaluate must return the objective {objective!r}, got {', '.join(named)}"
+            raise SweepError(f"{problem}. Return it, or correct objective.")
         return {name: float(value) for name, value in named.items()}
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:

@@ -37,7 +37,8 @@ def script(tmp_path, monkeypatch):
         (COMMAND + " 'open", (), "No closing quotation"),
         (f"sh -c '{COMMAND} \"open'", (), "No closing quotation"),
         ("", (), "must contain {batch_size}"),
-        (COMMAND.replace(sys.executable, "pyton"), (), "must be a program, got 'pyton'"),
+        (COMMAND.replace(sys.executable, "pyton"), (), "must exist, got 'pyton'"),
+        (COMMAND.replace("train.py", "trian.py"), (), "must exist, got 'trian.py'"),
         (COMMAND, ("quick",), "does not apply to a command"),
         (COMMAND, ("--model", "quick"), "model does not apply to a command"),
         (COMMAND, ("--data", "synthetic"), "data does not apply to a command"),
@@ -54,7 +55,9 @@ def script(tmp_path, monkeypatch):
         (None, ("--workload", "command", "--budget", "80"), "needs a command"),
     ],
 )
-def test_what_a_command_cannot_do_is_refused_in_one_sentence(refuse, command, words, problem):
+def test_what_a_command_cannot_do_is_refused_in_one_sentence(
+    refuse, script, command, words, problem
+):
     words = words if command is None else (*words, "--command", command, "--budget", "80")
     assert problem in refuse("plan", *words, *RUN)
 
@@ -63,7 +66,7 @@ def test_only_a_command_can_be_checked(refuse):
     assert "only a command" in refuse("check", "quick")
 
 
-def test_a_command_in_a_file_is_an_experiment_without_memory_forecast(refuse, tmp_path):
+def test_a_command_in_a_file_is_an_experiment_without_memory_forecast(refuse, script, tmp_path):
     toml = f'command = "{COMMAND}"\nbudget = 80\nbatches = [4]\n'
     (tmp_path / "own.toml").write_text(toml)
     assert "no steps that can be measured or forecast" in refuse("forecast", tmp_path / "own.toml")
@@ -84,21 +87,28 @@ def test_the_plan_names_the_command_and_leaves_out_what_is_not_known(call, scrip
     assert document["code"] == {"files": document["code"]["files"], "packages": {}}
 
 
-def test_changed_code_is_another_trial_and_a_folder_with_results_names_the_file(
-    call, script, tmp_path
-):
+def test_changed_code_is_another_trial(script, tmp_path):
     (tmp_path / "network.py").write_text("WIDTH = 1\n")
     script("import argparse", "from network import WIDTH; import argparse")
     settings = {"command": COMMAND, "budget": 80, "batches": [4], "device": "cpu"}
     ids = [plan_sweep(**settings).trials[0].id]
     assert sorted(plan_sweep(**settings).code["files"]) == ["network.py", "train.py"]
-    assert call("plan", "--command", COMMAND, *RUN, "--budget", "80", "--out", "sweep")[0] == 0
     (tmp_path / "network.py").write_text("WIDTH = 2\n")
     ids += [plan_sweep(**settings).trials[0].id]
     ids += [plan_sweep(**{**settings, "command": COMMAND + " "}).trials[0].id]
     assert len({*ids}) == 3
-    assert call("plan", "--command", COMMAND, *RUN, "--budget", "80", "--out", "sweep")[0] == 2
-    assert "code.files.network.py would change" in call.stderr
+
+
+def test_a_folder_refuses_changed_code_once_a_trial_has_a_result(call, script, tmp_path):
+    run = ("run", "--command", COMMAND, *RUN, "--budget", "80", "--out", "sweep", "--yes")
+    script("import argparse", "import argparse, unknown_module")
+    assert call(*run)[0] == 1
+    script()
+    assert call(*run)[0] == 0
+    rows = json.loads((tmp_path / "sweep" / "plan.json").read_text())["trials"]
+    assert len(rows) == 2  # those of the crashed code are gone
+    script("# here", "# changed")
+    assert call(*run)[0] == 2 and "code.files.train.py would change" in call.stderr
 
 
 def test_the_packages_of_the_commands_own_python_are_part_of_its_identity(script):
@@ -113,6 +123,27 @@ def test_the_packages_of_the_commands_own_python_are_part_of_its_identity(script
     script("import argparse", "import argparse (")
     with pytest.raises(SweepError, match="must be valid"):
         plan_sweep(command=COMMAND, budget=80, batches=[4])
+
+
+def test_modules_in_src_and_in_pythonpath_are_part_of_the_identity(script, tmp_path, monkeypatch):
+    for folder, name in (("src", "mine"), ("lib", "other")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    script("import argparse", "import mine, other, argparse")
+    files = plan_sweep(command=COMMAND, budget=80, batches=[4]).code["files"]
+    assert sorted(files) == ["lib/other.py", "src/mine.py", "train.py"]
+
+
+def test_the_versions_are_those_of_the_python_beside_the_program(script, tmp_path):
+    bin_path, log = tmp_path / "bin", tmp_path / "asked"
+    bin_path.mkdir()
+    for name, text in (("launch", ""), ("python", f"touch {log}\nexec {sys.executable} $@")):
+        (bin_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_path / name).chmod(0o755)
+    command = COMMAND.replace(sys.executable, str(bin_path / "launch"))
+    assert "train.py" in plan_sweep(command=command, budget=80, batches=[4]).code["files"]
+    assert log.exists()
 
 
 def test_the_programs_that_a_shell_starts_are_part_of_the_identity(script):
@@ -235,6 +266,7 @@ def test_a_kill_after_the_last_step_does_not_show_that_a_command_resumes(call, s
 
 
 def test_a_check_without_split_batches_and_checkpoints_says_so(call, script):
-    code, text = call("check", "--command", COMMAND, *RUN, "--budget", "80")
-    assert code == 0 and text.count("NOT APPLICABLE") == 2 and text.count("PASS") == 1
+    code, text = call("check", "--command", COMMAND, *RUN, "--budget", "80", "--steps", "8")
+    assert code == 0 and "first: 8 steps of batch size 4" in call.stderr
+    assert text.count("NOT APPLICABLE") == 2 and text.count("PASS") == 1
     assert "NOT CHECKED: Whether the script reads the same examples" in text

@@ -128,6 +128,13 @@ def test_a_mistake_in_a_workload_is_refused_with_its_line_before_anything_runs(
     assert "Traceback" in log and f"in {method}" in log
 
 
+def test_an_evaluation_without_the_objective_fails_its_trial(call, module):
+    module("auc", WORKLOAD.replace('"accuracy", "max', '"auc", "max'))
+    run = ("run", "--workload", "auc:Lines", *RUN, "--out", "out", "--yes")
+    assert call(*run, "--batches", "4", "--seeds", "1")[0] == 1
+    assert "must return the objective 'auc', got accuracy, loss" in call("status", "out")[1]
+
+
 def test_an_experiment_with_a_model_and_a_text_does_not_fit_a_workload_that_has_its_own(module):
     module("lines", WORKLOAD)
     with pytest.raises(SweepError, match="builds its own model and batches"):

@@ -52,9 +52,9 @@ def test_the_lines_and_the_result_of_a_command_are_kept(attempts):
     {
         "text": ('print("loss 3", file=open(options.log, "a"))', "must be a JSON object"),
         "list": ('print("[1]", file=open(options.log, "a"))', "must be a JSON object"),
-        "no step": ('print("{}", file=open(options.log, "a"))', "have a step of at most 20"),
-        "step beyond the last": ("report(21, train_loss=1)", "have a step of at most 20"),
-        "step as a text": ('report("3", train_loss=1)', "have a step of at most 20"),
+        "no step": ('print("{}", file=open(options.log, "a"))', "optimizer steps up to 20"),
+        "step beyond the last": ("report(21, train_loss=1)", "optimizer steps up to 20"),
+        "step as a text": ('report("3", train_loss=1)', "optimizer steps up to 20"),
         "tokens of one device": ("report(t + 1, tokens=t + 1)", r"count 4 tokens \(1 × 4 × 1\)"),
         "a name without a group": ("report(t + 1, loss=1.0)", "by names such as train/loss"),
         "a metric that is a text": ('report(t + 1, train_lr="high")', "hold numbers"),
@@ -70,13 +70,13 @@ def test_a_wrong_line_fails_the_trial_with_a_sentence_that_shows_it(attempts, ne
 
 def test_a_command_must_evaluate_after_its_last_step(attempts):
     early = attempts("report(options.steps, valid_loss", "report(19, valid_loss").run()
-    assert early.kind == "error" and "got 19 lines up to step 19" in early.message
+    assert early.kind == "error" and "after step 19 with valid/loss" in early.message
     short = attempts("range(first, options.steps)", "range(first, 15)", out="short")
     assert short.run().kind == "complete"
     silent = attempts("report(options.steps, valid_loss=w * w / 2)", "", out="silent").run()
-    assert silent.kind == "error" and "valid/loss at its last step, 20" in silent.message
+    assert silent.kind == "error" and "after step 20 with train/loss" in silent.message
     silent = attempts("def report", "def report(*_, **__): pass\ndef unused", out="none").run()
-    assert silent.kind == "error" and "got 0 lines up to step 0" in silent.message
+    assert silent.kind == "error" and "after step 0 with nothing" in silent.message
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('-inf')", "None"])
@@ -159,7 +159,7 @@ def test_sweep_log_reports_without_a_log_option(attempts, monkeypatch):
     new = "import sweep\n    sweep.log({'train/loss': w}, step=t + 1, examples=4 * (t + 1))"
     own = attempts("# here", new, command=COMMAND.replace("{log}", "/dev/null"))
     outcome = own.run()
-    assert outcome.kind == "error" and "got 20 lines up to step 20" in outcome.message
+    assert outcome.kind == "error" and "after step 20 with train/loss" in outcome.message
     final = "import sweep; sweep.log(step=options.steps, **{'valid/loss': w})\nreport(options.steps"
     own = attempts(
         "report(options.steps", final, command=COMMAND.replace("{log}", "/dev/null"), out="x"
