@@ -200,7 +200,7 @@ class Tuning:
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         subject = f"{template.optimizer or ''} batch size {cell[1]}".strip()
-        title = f"{subject}, {template.tokens} tokens, {stage} {digest}"
+        title = f"{subject}, {template.tokens} {plan.settings.traits.tokens}, {stage} {digest}"
         trials = [self._read_trial(row, rungs) for row in rows]
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)

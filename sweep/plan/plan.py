@@ -299,8 +299,8 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
     for row in old.trials:
         if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
             raise SweepError(
-                "added batch sizes must not change the common token count, but batch size "
-                f"{row.batch_size} would change from {row.tokens} tokens. Choose another --out."
+                "added batch sizes must not change the others, but batch size "
+                f"{row.batch_size} would no longer have {row.steps} steps. Choose another --out."
             )
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)

@@ -18,7 +18,7 @@ def tokens_per_trial(
     largest = max(batches)
     if budget < step_tokens[largest]:
         raise SweepError(
-            f"budget must hold at least one step of batch size {largest}, got {budget} tokens. "
+            f"budget must hold at least one step of batch size {largest}, got {budget}. "
             f"Use --budget {step_tokens[largest]} or more, or smaller batch sizes."
         )
     common = math.lcm(*step_tokens.values())
