@@ -163,7 +163,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
             groups = rows.groupby("tokens")[metric]
             means = groups.mean()[groups.size() == rows["id"].nunique()]  # all seeds
             _, _, line = styles[label]
-            style = {"marker": "." if len(means) == 1 else "", "color": colors[batch]}
+            style = {"marker": "." if len(means) == 1 else "None", "color": colors[batch]}
             axis.plot(means.index, means, line, label=f"batch {batch}", **style)
         axis.set_ylabel(title)
         if metric.endswith("/loss"):
