@@ -20,6 +20,6 @@ def log(metrics: Mapping[str, Any] | None = None, /, *, step: int, **values: Any
     """
     path = os.environ.get("SWEEP_LOG")
     if path and os.environ.get("RANK", "0") == "0":
-        line = {"time": time.time(), "step": step, **(metrics or {}), **values}
+        line = {"time": time.time(), "step": int(step), **(metrics or {}), **values}
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=float) + "\n")

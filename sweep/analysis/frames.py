@@ -126,7 +126,7 @@ def load_tables(path: str | Path) -> SweepTables:
 
 def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:
     """Return trials with the objective, times the sign, in place of the loss: `valid_loss`."""
-    if objective.is_ratio or objective.name == LOSS.name:
+    if objective.is_ratio or (objective.name, sign) == (LOSS.name, 1):
         return trials
     loss, values = trials[LOSS.name], sign * trials.get(objective.name, math.nan)
     return trials.assign(final_valid_loss=values, valid_loss=loss)

@@ -29,7 +29,7 @@ class Objective:
 
     @property
     def is_ratio(self) -> bool:
-        return self.unit == "ratio"
+        return self.name == "tokens_to_target"
 
     @property
     def margin(self) -> float:

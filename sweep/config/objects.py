@@ -148,8 +148,7 @@ def _named_words(command: str) -> list[str]:
 
 def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
     """Return the words of a command; values are not split and reach no shell."""
-    words = _words(command)
-    return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in words]
+    return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in _words(command)]
 
 
 def files_of_command(command: str) -> list[Path]:

@@ -55,7 +55,8 @@ class _Trainings:
 
     def __init__(self, request: Request, on_start: Callable[[str], None], most_steps: int) -> None:
         self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
-        remove(self.folder.path)
+        for name in ("first", "again", "split", "resumed"):
+            remove(self.folder.path / name)
         experiment, policy = request.experiment, parse_policy(request.experiment.lr)
         batch = min((size for size in experiment.batches if size > 1), default=1)
         tokens = batch * experiment.traits.tokens_per_sequence

@@ -200,7 +200,7 @@ def build_optimizer(
     adamw: dict[str, Any] = {
         "betas": (settings.beta1, settings.beta2),
         "eps": settings.eps,
-        "fused": weights[0].device.type in ("cpu", "cuda"),
+        "fused": all(p.device.type in ("cpu", "cuda") for p in weights),
     }
     muon: dict[str, Any] = {"adamw": adamw, "outer": {*outer_weights(model)}}
     more = {"adamw": adamw, "muon": muon}.get(name, {})

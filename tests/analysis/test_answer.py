@@ -109,7 +109,11 @@ def test_the_unit_is_that_of_the_table():
     [
         (Objective(unit="nats"), 0.166912, ("0.1669 nats", "0.1669 nats", "0.167 nats")),
         (Objective(unit="", tolerance=1e-5), -2.53e-6, ("-2.5e-06", "-2.6e-06", "-2.5e-06")),
-        (Objective(unit="ratio", tolerance=0.05), 0.09434, ("9.43 %", "9.43 %", "9.44 %")),
+        (
+            Objective("tokens_to_target", unit="ratio", tolerance=0.05),
+            0.09434,
+            ("9.43 %", "9.43 %", "9.44 %"),
+        ),
     ],
 )
 def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written):

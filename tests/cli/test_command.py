@@ -265,8 +265,12 @@ def test_a_kill_after_the_last_step_does_not_show_that_a_command_resumes(call, s
     assert check(call)["command_resumes"] == "NOT APPLICABLE"
 
 
-def test_a_check_without_split_batches_and_checkpoints_says_so(call, script):
+def test_a_check_without_split_batches_and_checkpoints_says_so(call, script, tmp_path):
+    other = tmp_path / "results" / "train" / "check" / "notes.txt"
+    other.parent.mkdir(parents=True)
+    other.write_text("not of sweep")
     code, text = call("check", "--command", COMMAND, *RUN, "--budget", "80", "--steps", "8")
+    assert other.exists()
     assert code == 0 and "first: 8 steps of batch size 4" in call.stderr
     assert text.count("NOT APPLICABLE") == 2 and text.count("PASS") == 1
     assert "NOT CHECKED: Whether the script reads the same examples" in text

@@ -128,6 +128,21 @@ def test_a_mistake_in_a_workload_is_refused_with_its_line_before_anything_runs(
     assert "Traceback" in log and f"in {method}" in log
 
 
+def test_the_largest_loss_wins_if_more_is_better(call, module, tmp_path):
+    text = WORKLOAD.replace('"accuracy", "max', '"loss", "max').replace(
+        '"accuracy": hits', '"loss": hits'
+    )
+    module("more", text.replace(', "loss": F.cross_entropy(logits, self.y[300:])', ""))
+    assert call("run", "--workload", "more:Lines", *RUN, "--out", "out", "--yes")[0] == 0
+    rows = pd.read_csv(tmp_path / "out" / "trials.csv")
+    means = rows.groupby("batch_size")["final_valid_loss"].mean()
+    answer = json.loads((tmp_path / "out" / "answer.json").read_text())
+    assert {row["batch_size"]: row["mean"] for row in answer["batch_sizes"]} == pytest.approx(
+        means.to_dict()
+    )
+    assert means.idxmax() in answer["candidates"] and means.nunique() > 1
+
+
 def test_an_evaluation_without_the_objective_fails_its_trial(call, module):
     module("auc", WORKLOAD.replace('"accuracy", "max', '"auc", "max'))
     run = ("run", "--workload", "auc:Lines", *RUN, "--out", "out", "--yes")

@@ -107,7 +107,7 @@ def test_growing_refuses_a_batch_size_that_changes_the_common_tokens(settings):
     settings |= {"budget": "196608" if settings else "66000"}
     old = make(batches="4,8", **settings)
     new = make(batches="3", old=old, **settings)
-    with pytest.raises(SweepError, match="no longer have [0-9]+ steps"):
+    with pytest.raises(SweepError, match="would no longer have"):
         grow_plan(old, new)
 
 

@@ -156,7 +156,7 @@ def test_a_command_may_be_written_on_several_lines(attempts):
 
 def test_sweep_log_reports_without_a_log_option(attempts, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(sweep.__file__).parents[1]))
-    new = "import sweep\n    sweep.log({'train/loss': w}, step=t + 1, examples=4 * (t + 1))"
+    new = "import sweep\n    sweep.log({'train/loss': w}, step=float(t + 1), examples=4 * (t + 1))"
     own = attempts("# here", new, command=COMMAND.replace("{log}", "/dev/null"))
     outcome = own.run()
     assert outcome.kind == "error" and "after step 20 with train/loss" in outcome.message
