@@ -75,6 +75,6 @@ def test_a_script_that_trains_as_we_do_gives_the_same_losses(tmp_path):
 def test_a_careful_script_passes_what_sweep_check_asks_for(environment, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     settings = {"command": COMMAND, "context": 64, "budget": 65536, "batches": "4,16"}
-    document = check_command(read_request(None, settings, tmp_path), lambda title: None)
+    document = check_command(read_request(None, settings, tmp_path), lambda title: None, 24)
     statuses = {name: check["status"] for name, check in document["checks"].items()}
     assert statuses == dict.fromkeys(statuses, "PASS"), document

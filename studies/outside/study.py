@@ -1,4 +1,4 @@
-"""Is a sweep over somebody else's script the same as one over our own training?
+"""Does a sweep over a training script give the results of our own training?
 
 python -m studies.outside.study [--out results/outside] [--lr tuned] [--seeds 3] [--budget 196608]
 

@@ -147,7 +147,7 @@ class Ranking:
         how = {True: "is the same at all", False: "differs between", None: "may differ between"}
         best = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
         lines.append(f"The ranking of the optimizers {how[self.is_same]} batch sizes.")
-        return [*lines, f"The best of all {'may be' if ' or ' in best else 'is'} {best}."]
+        return [*lines, f"The best of all {'may be' if len(self.candidates) > 1 else 'is'} {best}."]
 
 
 def decide_trials(

@@ -350,8 +350,7 @@ def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str
     if "learning_rate_at_edge" in blocking:
         edges = [rate for rate in result.rates if not rate.is_inside]
         best = [rate.best for rate in edges if rate.best]
-        highest = [rate.trials["learning_rate"].max() for rate in edges]
-        sides = {*map(math.isclose, best, highest)}
+        sides = {math.isclose(r.best or 0, r.trials["learning_rate"].max()) for r in edges}
         if not best or len(best) < len(edges) or len(sides) > 1 or plan.settings.optimizers:
             return None  # the check's remedy says what to do
         flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"

@@ -210,9 +210,7 @@ def plan(
 @click.command(cls=SettingsCommand)
 @common_options("Folder of the sweep; by default results/EXPERIMENT.")
 @number_option("--steps", default=24, help="Train for N steps, or the budget if it is less.")
-def check(
-    experiment: str | None, out: Path | None, json: bool, steps: int, **settings: Any
-) -> None:
+def check(experiment: str | None, out: Path | None, json: bool, **settings: Any) -> None:
     """Check a --command: the same losses again, with half the microbatch, after a kill?
 
     Takes the options of `sweep run`. The report of a sweep in the same folder shows the results.
@@ -221,8 +219,8 @@ def check(
     from sweep.orchestration.check import check_command
     from sweep.orchestration.planning import read_request
 
-    request = read_request(experiment, settings, out)
-    document = check_command(request, partial(echo, err=True), steps)
+    steps, show = settings.pop("steps"), partial(echo, err=True)
+    document = check_command(read_request(experiment, settings, out), show, steps)
     if json:
         print_document(document)
         return

@@ -138,12 +138,12 @@ def _words(command: str) -> list[str]:
 
 def _named_words(command: str) -> list[str]:
     """Return the words of a command; of `sh -c TEXT`, those of the text too."""
-    words = _words(command)
-    if len(words) > 2 and words[0].endswith("sh") and words[1] == "-c":
-        text = shlex.shlex(words[2], posix=True, punctuation_chars=True)
+    words, named = _words(command), list[str]()
+    for shell, flag, word in zip(["", "", *words], ["", *words], words, strict=False):
+        text = shlex.shlex(word, posix=True, punctuation_chars=True)
         text.whitespace_split, text.commenters = True, ""
-        words[2:3] = text
-    return words
+        named += text if shell.endswith("sh") and re.fullmatch(r"-\w*c", flag) else [word]
+    return named
 
 
 def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
@@ -152,16 +152,14 @@ def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
 
 
 def files_of_command(command: str) -> list[Path]:
-    """Return the files that a command names, also as `--option=FILE` and `-m MODULE`.
-
-    Python interpreters are left out.
-    """
+    """Return the files that a command names, also by `--option=FILE`, except interpreters."""
     words = _named_words(command)
     names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
     for option, module in itertools.pairwise(words):
         if option == "-m":
-            base = module.replace(".", "/")
-            names += [f"{base}.py", f"{base}/__main__.py"]
+            bases = [root / module.replace(".", "/") for root in sorted(_roots())]
+            names += [f"{base}{end}" for base in bases for end in (".py", "/__main__.py")]
+            names += [f"{path}/__init__.py" for base in bases for path in (base, base.parent)]
     paths = map(Path, filter(os.path.isfile, names))
     return [path for path in paths if not PYTHON.fullmatch(path.name)]
 
@@ -201,14 +199,18 @@ def identify_command(command: str) -> dict[str, Any]:
     paths = [path.absolute() for path in files_of_command(command)]
     words = _named_words(command)
     modules = {name.partition(".")[0] for dash, name in itertools.pairwise(words) if dash == "-m"}
-    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    roots = {Path.cwd(), *(path.parent for path in paths), *map(Path.absolute, map(Path, folders))}
-    roots |= {root / "src" for root in roots}
     pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
     pythons += [str(Path(shutil.which(words[0]) or sys.executable).with_name("python")), "python"]
     python = next(filter(None, map(shutil.which, pythons)), sys.executable)
     with user_code(f"the Python files of the command {command!r} must be valid"):
-        return _identify_files(paths, roots, modules, python)
+        return _identify_files(paths, _roots(paths), modules, python)
+
+
+def _roots(paths: Iterable[Path] = ()) -> set[Path]:
+    """Return the folders that Python finds modules in, if it runs one of these files."""
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    roots = {Path.cwd(), *(path.parent for path in paths), *map(Path.absolute, map(Path, folders))}
+    return roots | {root / "src" for root in roots}
 
 
 def _identify_files(
@@ -220,14 +222,14 @@ def _identify_files(
         imported: top-level modules whose packages are of interest; those of the files are added.
         python: the interpreter in whose environment the versions of the packages are looked up.
     """
-    files = dict[str, str]()
+    names = dict[Path, str]()
     while pending:
         path = pending.pop()
         root = next((root for root in sorted(roots) if root in path.parents), None)
         is_library = "site-packages" in path.parts or Path(__file__).parents[1] in path.parents
-        if root is None or is_library or (name := path.relative_to(root).as_posix()) in files:
+        if root is None or is_library or path in names:
             continue
-        files[name] = sha256_of_file(path)
+        names[path] = path.relative_to(root).as_posix()
         for folder in roots:
             for target in _imports(path, folder):
                 parts = [part for part in (target, *target.parents) if folder in part.parents]
@@ -237,6 +239,8 @@ def _identify_files(
     # In another folder, because Python would import the user's files instead of its own modules.
     program = [str(Path(python).absolute()), "-c", VERSIONS, *imported]
     done = subprocess.run(program, cwd="/", capture_output=True, text=True, check=False)
+    texts = [*names.values()]
+    files = {n if texts.count(n) == 1 else str(p): sha256_of_file(p) for p, n in names.items()}
     return {"files": files, "packages": json.loads(done.stdout) if not done.returncode else {}}
 
 

@@ -19,21 +19,16 @@ EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
 SPLIT = 1e-4  # the same, if one of them splits its batches
 NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
 
-Verdict = tuple[str, str]  # PASS, FAIL or NOT APPLICABLE, and the evidence
 
-
-def check_command(
-    request: Request, on_start: Callable[[str], None], most_steps: int = 24
-) -> dict[str, Any]:
+def check_command(request: Request, on_start: Callable[[str], None], steps: int) -> dict[str, Any]:
     """Train by a command several times, and compare; return the document of check.json.
 
-    All train at the smallest batch size above 1 and one rate, for the budget or `most_steps`. They
-    are kept in the folder `check` of the sweep.
+    All train at the smallest batch size above 1 for `steps` or the budget, in the folder `check`.
     """
     if request.experiment.command is None:
         raise SweepError("only a command can be checked. Name it with --command.")
     with holding(request.folder):
-        trainings = _Trainings(request, on_start, most_steps)
+        trainings = _Trainings(request, on_start, steps)
         verdicts = {
             "command_repeats": trainings.compare("again", EQUAL),
             "command_accumulation": trainings.split_batches(),
@@ -53,7 +48,7 @@ def check_command(
 class _Trainings:
     """Trainings of one trial, each in a folder of its own, compared with the first of them."""
 
-    def __init__(self, request: Request, on_start: Callable[[str], None], most_steps: int) -> None:
+    def __init__(self, request: Request, on_start: Callable[[str], None], steps: int) -> None:
         self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
         for name in ("first", "again", "split", "resumed"):
             remove(self.folder.path / name)
@@ -61,7 +56,7 @@ class _Trainings:
         batch = min((size for size in experiment.batches if size > 1), default=1)
         tokens = batch * experiment.traits.tokens_per_sequence
         rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
-        budget = tokens * max(1, min(most_steps, experiment.budget // tokens))
+        budget = tokens * max(1, min(steps, experiment.budget // tokens))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
         small = experiment.model_copy(update=changes)
         request = replace(request, experiment=small, folder=self.folder, command=())
@@ -90,7 +85,7 @@ class _Trainings:
             executor.stop(force=True)  # if it still runs
         return future.result(), trial
 
-    def compare(self, name: str, tolerance: float, **status: Any) -> Verdict:
+    def compare(self, name: str, tolerance: float, **status: Any) -> tuple[str, str]:
         """Train again, and compare all losses."""
         outcome, trial = self.train(name, **status)
         if outcome.kind != "complete":
@@ -106,7 +101,7 @@ class _Trainings:
         text = f"The largest relative difference of {len(first)} losses is {largest:.1e}"
         return "FAIL" if largest > tolerance else "PASS", f"{text}, {metric} at step {step}."
 
-    def split_batches(self) -> Verdict:
+    def split_batches(self) -> tuple[str, str]:
         config = self.trial.read_config()
         half = microbatch_within(config.microbatch_size // 2, config)
         if not config.science.passes("microbatch_size", "accumulation"):
@@ -115,7 +110,7 @@ class _Trainings:
             return "NOT APPLICABLE", f"A microbatch of {half} cannot be split."
         return self.compare("split", SPLIT, microbatch_size=half)
 
-    def resume(self) -> Verdict:
+    def resume(self) -> tuple[str, str]:
         if not self.plan.settings.passes("resume"):
             return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
         _, trial = self.train("resumed", len(_reported(self.trial)) // 2)

@@ -98,7 +98,7 @@ class Workload(ABC):
         metrics = self.evaluate(model)
         named = metrics if isinstance(metrics, Mapping) else {"loss": metrics}
         if (objective := self.config.objective_curve.removeprefix("valid/")) not in named:
-            problem = f"evaluate must return the objective {objective!r}, got {', '.join(named)}"
+            problem = f"evaluate must return its objective {objective!r}, got {', '.join(named)}"
             raise SweepError(f"{problem}. Return it, or correct objective.")
         return {name: float(value) for name, value in named.items()}
 

@@ -133,6 +133,25 @@ def test_modules_in_src_and_in_pythonpath_are_part_of_the_identity(script, tmp_p
     script("import argparse", "import mine, other, argparse")
     files = plan_sweep(command=COMMAND, budget=80, batches=[4]).code["files"]
     assert sorted(files) == ["lib/other.py", "src/mine.py", "train.py"]
+    module = f"{sys.executable} -m mine {{batch_size}} {{learning_rate}} {{steps}} {{seed}}"
+    assert [*plan_sweep(command=module, budget=80, batches=[4]).code["files"]] == ["src/mine.py"]
+
+
+def test_files_of_one_name_outside_the_folder_are_told_apart(script, tmp_path, tmp_path_factory):
+    paths = [tmp_path_factory.mktemp(name) / "data.txt" for name in ("one", "two")]
+    for path in paths:
+        path.write_text(path.parent.name)
+    command = f"{COMMAND} {paths[0]} {paths[1]}"
+    files = plan_sweep(command=command, budget=80, batches=[4]).code["files"]
+    assert {*map(str, paths)} < {*files} and len({*files.values()}) == 3
+
+
+def test_a_script_that_changes_during_a_sweep_fails_the_next_trial(call, script, tmp_path):
+    script("# here", "open('train.py', 'a').write('#') if t == 3 else 0")
+    code, _ = call("run", "--command", COMMAND, *RUN, "--budget", "80", "--out", "out", "--yes")
+    states = [row["state"] for row in json.loads(call("status", "out", "--json")[1])["trials"]]
+    assert code == 1 and states == ["COMPLETE", "FAILED"]
+    assert "have changed since it was planned" in call("status", "out")[1]
 
 
 def test_the_versions_are_those_of_the_python_beside_the_program(script, tmp_path):
@@ -149,7 +168,7 @@ def test_the_versions_are_those_of_the_python_beside_the_program(script, tmp_pat
 def test_the_programs_that_a_shell_starts_are_part_of_the_identity(script):
     script("import argparse", "import numpy, argparse")
     for text in (f"cd .;{COMMAND}", f"{COMMAND} && ls", f"({COMMAND}) | cat"):
-        code = plan_sweep(command=f"sh -c '{text}'", budget=80, batches=[4]).code
+        code = plan_sweep(command=f"env A=1 sh -ec '{text}'", budget=80, batches=[4]).code
         assert [*code["packages"]] == ["numpy"] and [*code["files"]] == ["train.py"], text
 
 

@@ -147,7 +147,7 @@ def test_an_evaluation_without_the_objective_fails_its_trial(call, module):
     module("auc", WORKLOAD.replace('"accuracy", "max', '"auc", "max'))
     run = ("run", "--workload", "auc:Lines", *RUN, "--out", "out", "--yes")
     assert call(*run, "--batches", "4", "--seeds", "1")[0] == 1
-    assert "must return the objective 'auc', got accuracy, loss" in call("status", "out")[1]
+    assert "must return its objective 'auc', got accuracy, loss" in call("status", "out")[1]
 
 
 def test_an_experiment_with_a_model_and_a_text_does_not_fit_a_workload_that_has_its_own(module):
