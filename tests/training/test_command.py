@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -319,7 +318,6 @@ BEGIN {
 """
 
 
-@pytest.mark.skipif(not shutil.which("awk"), reason="needs awk")
 def test_a_program_in_any_language_can_be_the_command(attempts, tmp_path):
     (tmp_path / "train.awk").write_text(AWK)
     values = "-v size={batch_size} -v rate={learning_rate} -v steps={steps} -v seed={seed}"
