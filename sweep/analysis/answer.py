@@ -82,6 +82,12 @@ class Answer:
     def compared(self) -> Objective:
         return Objective(self.metric, self.direction, self.unit, self.tolerance)
 
+    @property
+    def with_optimizer(self) -> str:
+        """The end of a clause that names the optimizer; "" if the sweep has one."""
+        name = self.policy.rpartition(", ")[0]
+        return name and f" with {name}"
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -134,8 +140,12 @@ class Ranking:
         candidates = [cells[i] for i in np.flatnonzero(made.may_be_best)]
         return cls(is_same, best_first, gaps, candidates, others)
 
-    def describe(self, objective: Objective) -> list[str]:
-        lines = []
+    def describe(self, answers: list[Answer]) -> list[str]:
+        """Write the ranking in sentences, given the answers, that of the best optimizer first."""
+        lines, objective = [], answers[0].compared
+        is_tuned = any(row.regret_interval for answer in answers for row in answer.batch_sizes)
+        rates = "" if is_tuned else " and these rates"
+        start = "Provisionally, the" if any(answer.reasons for answer in answers) else "The"
         for gap in self.gaps:
             low, high = gap.gap
             least, most = objective.write(low or 0.0, np.floor), "or more"
@@ -143,11 +153,12 @@ class Ranking:
                 least, most = least.split()[0], f"to {objective.write(high, np.ceil)}"
             text = f"{gap.better} is better than {gap.worse} by {least} {most}"
             text = text if gap.is_decided else f"{gap.better} or {gap.worse} may be better"
-            lines.append(f"At batch size {gap.batch_size}, {text}.")
+            lines.append(f"At batch size {gap.batch_size}{rates}, {text}.")
         how = {True: "is the same at all", False: "differs between", None: "may differ between"}
-        best = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
-        lines.append(f"The ranking of the optimizers {how[self.is_same]} batch sizes.")
-        return [*lines, f"The best of all {'may be' if len(self.candidates) > 1 else 'is'} {best}."]
+        cells = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
+        lines.append(f"{start} ranking of the optimizers {how[self.is_same]} batch sizes.")
+        verb = "may be" if len(self.candidates) > 1 else "is"
+        return [*lines, f"{start} best of all {verb} {cells}."]
 
 
 def decide_trials(
@@ -296,24 +307,22 @@ def _pairs(sizes: Sequence[int], made: Decision, objective: Objective) -> list[P
 
 def describe(answer: Answer) -> list[str]:
     """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
-    reasons = [
-        f"{'Also' if index else 'This is provisional'}: {reason}"
-        for index, reason in enumerate(answer.reasons)
-    ]
     lines, ranking = _describe_sizes(answer), answer.optimizers
+    answers = [answer, *(ranking.answers if ranking else [])]
     if ranking:
-        lines += ranking.describe(answer.compared)
+        lines += ranking.describe(answers)
         lines += [" ".join(_describe_sizes(other)) for other in ranking.answers]
-    return [*lines, *reasons]
+    starts = ["This is provisional", *["Also"] * sum(len(each.reasons) for each in answers)]
+    for each in answers:
+        lines += [f"{starts.pop(0)}{each.with_optimizer}: {reason}" for reason in each.reasons]
+    return lines
 
 
 def _describe_sizes(answer: Answer) -> list[str]:
     objective, rows, best = answer.compared, answer.batch_sizes, answer.candidates
     compared = [row for row in rows if row.mean is not None]
-    start, optimizer = "Provisionally, use" if answer.provisional else "Use", ""
-    if name := answer.policy.rpartition(", ")[0]:  # one of several
-        optimizer = f" with {name}"
-    lines = [f"{start} batch size {answer.recommended}{optimizer}: {answer.basis}."]
+    start, how = "Provisionally, use" if answer.provisional else "Use", answer.with_optimizer
+    lines = [f"{start} batch size {answer.recommended}{how}: {answer.basis}."]
     is_tuned = any(row.regret_interval for row in rows)
     if not is_tuned:
         lines.insert(0, _describe_losses(answer))

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,38 +172,60 @@ def require_extra(package: str, extra: str, subject: str) -> None:
         )
 
 
-def identify_code(names: Iterable[str], declarations: Iterable[str] = ()) -> tuple[Any, Any]:
-    """Import objects in a fresh process; return what identifies their code, and declarations.
+def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tuple[Any, Any]:
+    """Return what identifies the code of objects or of a command, and declarations.
 
-    Declarations are attributes of the first object that are texts or numbers, by name.
-    Files are those that the objects load, and those that these import inside functions.
+    Run it in a fresh process: it imports the objects. Declarations are attributes of the first one
+    that are texts or numbers, by name.
     """
-    loaded_before = {*sys.modules}  # the worker's own
-    objects = {name: load_object(name) for name in names}
-    roots, imported = set[Path](), set[str]()
-    for module in {name.partition(":")[0] for name in objects}:
-        path = Path(getattr(sys.modules[module], "__file__", __file__))  # none: built into Python
-        roots.add(path.parents[module.count(".") + (path.name == "__init__.py")])
-        imported.add(module.partition(".")[0])
-    loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
-    paths = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
-    code = _identify_files(paths, roots, imported, sys.executable)
+    files, imported, python = _hash_code(names)
+    # In another folder, because Python would import the user's files instead of its own modules.
+    program = [str(Path(python).absolute()), "-c", VERSIONS, *imported]
+    done = subprocess.run(program, cwd="/", capture_output=True, text=True, check=False)
+    code = {"files": files, "packages": json.loads(done.stdout) if not done.returncode else {}}
+    objects = {name: load_object(name) for name in names if "{" not in name}
     results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
-    values = ((name, getattr(next(iter(objects.values())), name, None)) for name in declarations)
+    first = next(iter(objects.values()), None)
+    values = ((name, getattr(first, name, None)) for name in declarations)
     declared = {name: value for name, value in values if isinstance(value, str | int | float)}
     return ({**code, "identity": results} if results else code), declared
 
 
-def identify_command(command: str) -> dict[str, Any]:
-    """Return what identifies the files of a command and the modules that these import."""
-    paths = [path.absolute() for path in files_of_command(command)]
-    words = _named_words(command)
-    modules = {name.partition(".")[0] for dash, name in itertools.pairwise(words) if dash == "-m"}
-    pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
-    pythons += [str(Path(shutil.which(words[0]) or sys.executable).with_name("python")), "python"]
-    python = next(filter(None, map(shutil.which, pythons)), sys.executable)
-    with user_code(f"the Python files of the command {command!r} must be valid"):
-        return _identify_files(paths, _roots(paths), modules, python)
+def check_code(names: Sequence[str], code: Mapping[str, Any]) -> None:
+    """Refuse objects or a command whose files differ from those that were identified."""
+    files, planned = _hash_code(names)[0], code["files"]
+    for name in files.keys() & planned.keys():
+        if files[name] != planned[name]:
+            raise SweepError(f"{name} has changed since the sweep was planned. Restore it.")
+
+
+def _hash_code(names: Sequence[str]) -> tuple[dict[str, str], set[str], str]:
+    """Hash the files of objects or of a command, and those that they import, except libraries.
+
+    Returns:
+        The sha256 by file, the top-level modules that are imported, and the Python that runs them.
+    """
+    paths, roots, imported, python = list[Path](), set[Path](), set[str](), sys.executable
+    loaded_before = {*sys.modules}  # the worker's own
+    for name in names:
+        if "{" in name:
+            paths, words = [path.absolute() for path in files_of_command(name)], _named_words(name)
+            modules = [word for option, word in itertools.pairwise(words) if option == "-m"]
+            pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
+            pythons += [str(Path(shutil.which(words[0]) or python).with_name("python")), "python"]
+            python = next(filter(None, map(shutil.which, pythons)), python)
+            roots = _roots(paths)
+        else:
+            load_object(name)
+            modules = [name.partition(":")[0]]
+            path = Path(getattr(sys.modules[modules[0]], "__file__", None) or __file__)
+            paths.append(path)
+            roots.add(path.parents[modules[0].count(".") + (path.name == "__init__.py")])
+        imported.update(module.partition(".")[0] for module in modules)
+    loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
+    paths += [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
+    with user_code(f"the Python files of {', '.join(names)} must be valid"):
+        return *_hash_files(paths, [*sorted(roots), *sorted(_roots())], imported), python
 
 
 def _roots(paths: Iterable[Path] = ()) -> set[Path]:
@@ -213,35 +235,27 @@ def _roots(paths: Iterable[Path] = ()) -> set[Path]:
     return roots | {root / "src" for root in roots}
 
 
-def _identify_files(
-    pending: list[Path], roots: set[Path], imported: set[str], python: str
-) -> dict[str, Any]:
-    """Hash files in some folders with what they import from there, except libraries.
-
-    Args:
-        imported: top-level modules whose packages are of interest; those of the files are added.
-        python: the interpreter in whose environment the versions of the packages are looked up.
-    """
-    names = dict[Path, str]()
+def _hash_files(
+    pending: list[Path], roots: Sequence[Path], imported: set[str]
+) -> tuple[dict[str, str], set[str]]:
+    """Hash files below the first of some folders that contains them; add what they import."""
+    names, libraries = dict[Path, str](), {Path(os.__file__).parent, Path(__file__).parents[1]}
     while pending:
         path = pending.pop()
-        root = next((root for root in sorted(roots) if root in path.parents), None)
-        is_library = "site-packages" in path.parts or Path(__file__).parents[1] in path.parents
+        root = next((root for root in roots if root in path.parents), None)
+        is_library = not libraries.isdisjoint(path.parents) or "-packages/" in str(path)
         if root is None or is_library or path in names:
             continue
         names[path] = path.relative_to(root).as_posix()
-        for folder in roots:
+        for folder in {*roots}:
             for target in _imports(path, folder):
                 parts = [part for part in (target, *target.parents) if folder in part.parents]
                 sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
                 pending += filter(Path.is_file, itertools.chain(*sources))
                 imported.update(part.name for part in parts[-1:])
-    # In another folder, because Python would import the user's files instead of its own modules.
-    program = [str(Path(python).absolute()), "-c", VERSIONS, *imported]
-    done = subprocess.run(program, cwd="/", capture_output=True, text=True, check=False)
     texts = [*names.values()]
     files = {n if texts.count(n) == 1 else str(p): sha256_of_file(p) for p, n in names.items()}
-    return {"files": files, "packages": json.loads(done.stdout) if not done.returncode else {}}
+    return files, imported
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import describe_objects, identify_code, identify_command, object_name
+from sweep.config.objects import describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable, user_code
@@ -307,9 +307,7 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     """
     experiment, folder = request.experiment, request.folder
     fields: dict[str, Any] = {}
-    if experiment.command is not None:
-        fields["code"] = identify_command(experiment.command)
-    elif objects := experiment.user_objects:
+    if objects := experiment.user_objects:
         fields["code"], declared = run_job(identify_code, objects, tuple(Declared.model_fields))
         if experiment.workload in objects:
             own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sweep.config import sha256_of_file
-from sweep.config.objects import fill_placeholders, identify_command
+from sweep.config.objects import fill_placeholders
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training import device as machine
@@ -157,9 +157,6 @@ def run_command(
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
     report, killed_before, ending = Report(config, store), oom_kills(), None
-    planned = (config.science.code or {}).get("files")
-    if identify_command(str(config.science.command))["files"] != planned:
-        raise SweepError("files of the command have changed since it was planned. Restore them.")
     process, log_start = _start(config, folder)
     try:
         while ending is None:

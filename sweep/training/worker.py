@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sweep.config.objects import check_code
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.errors import (
@@ -87,6 +88,8 @@ def run_attempt(
             config = folder.read_config()
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
+            if config.science.code is not None:
+                check_code(config.science.user_objects, config.science.code)
             if config.science.command is not None:
                 return _run_command(config, status, store, should_stop)
             if config.execution.devices > 1 and not ranks.is_distributed():

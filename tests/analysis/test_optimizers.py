@@ -69,6 +69,20 @@ def test_a_batch_size_at_which_an_optimizer_diverged_leaves_the_ranking_open():
     assert made.optimizers.is_same is None
     assert made.optimizers.best_first[8] == ["adamw"]
     assert {gap.batch_size for gap in made.optimizers.gaps} == {2, 4}
+    text = describe(made)
+    assert any(line.startswith("Provisionally, the ranking") for line in text)
+    (other,) = made.optimizers.answers
+    says = [line for line in text if "provisional with" in line or line.startswith("Also with")]
+    assert [line.partition(": ")[2] for line in says] == [*made.reasons, *other.reasons]
+    assert other.reasons and says[-1].partition(": ")[0].endswith("with muon")
+
+
+def test_the_ranking_at_rates_that_were_not_tuned_is_one_at_these_rates():
+    trials = tables(adamw=BETTER, muon=WORSE)
+    reports = trials[trials["stage"] == "report"].assign(policy="fixed", learning_rate=1e-3)
+    text = " ".join(describe(sweep.answer(reports)))
+    assert "At batch size 4 and these rates, adamw is better than muon" in text
+    assert "these rates" not in " ".join(describe(sweep.answer(trials)))
 
 
 def test_more_is_better_if_the_direction_says_so():

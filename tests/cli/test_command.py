@@ -151,7 +151,7 @@ def test_a_script_that_changes_during_a_sweep_fails_the_next_trial(call, script,
     code, _ = call("run", "--command", COMMAND, *RUN, "--budget", "80", "--out", "out", "--yes")
     states = [row["state"] for row in json.loads(call("status", "out", "--json")[1])["trials"]]
     assert code == 1 and states == ["COMPLETE", "FAILED"]
-    assert "have changed since it was planned" in call("status", "out")[1]
+    assert "train.py has changed since the sweep was planned" in call("status", "out")[1]
 
 
 def test_the_versions_are_those_of_the_python_beside_the_program(script, tmp_path):

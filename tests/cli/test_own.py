@@ -105,6 +105,22 @@ def test_changed_code_is_refused_by_name_in_a_folder_with_results(call, module, 
     assert call(*run)[0] == 2 and "lines.py would change" in call.stderr
 
 
+def test_a_module_that_changes_during_a_sweep_fails_the_next_trial(
+    call, module, tmp_path, monkeypatch
+):
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    (tmp_path / "lib/helper.py").write_text("import pathlib\nsave = pathlib.Path(__file__).write_text\n")
+    text = WORKLOAD.replace("import torch\n", "import torch, helper\n", 1)
+    module("lines", text.replace("logits =", "helper.save('#')\n        logits ="))
+    run = ("--budget", "96", "--batches", "4,8", "--quiet", "--device", "cpu", "--out", "out")
+    assert call("run", "--workload", "lines:Lines", *run)[0] == 1
+    status = json.loads(call("status", "out", "--json")[1])
+    assert [row["state"] for row in status["trials"]] == ["COMPLETE", "FAILED"]
+    assert "helper.py has changed since the sweep was planned" in call("status", "out")[1]
+
+
 MISTAKES = {
     "build_model": ("return torch.nn.Linear(5, 2)", "return torch.nn.Linear(5, width)", 17),
     "build_batch": ("return self.x[chosen], self", "return self.missing, self", 21),
