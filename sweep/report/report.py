@@ -67,7 +67,8 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         scope=scope_of(sweep.trials, sweep.leading.label, sweep.plan) if sweep.leading else "",
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
-        has_train_loss=trials["final_train_loss"].notna().any() or not cells["complete"].any(),
+        has_train_loss=sweep.compared is sweep.trials
+        and (trials["final_train_loss"].notna().any() or not cells["complete"].any()),
         other_metrics=frames.other_metrics(sweep.compared, sweep.plan.settings.objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[trials["message"].notna()].to_dict("records"),

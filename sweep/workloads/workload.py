@@ -1,6 +1,7 @@
 """The base class of workloads, and running means of their metrics."""
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from sweep.errors import SweepError
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
 Metrics = Mapping[str, float]  # results of an evaluation by name
+METRIC_NAME = re.compile(r"[\w./-]+")  # those that MLflow can record
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,9 @@ class Workload(ABC):
         if (objective := self.config.objective_curve.removeprefix("valid/")) not in named:
             problem = f"evaluate must return its objective {objective!r}, got {', '.join(named)}"
             raise SweepError(f"{problem}. Return it, or correct objective.")
+        if bad := [name for name in named if not METRIC_NAME.fullmatch(name)]:
+            allowed = "letters, digits and _ . - / in the names of its metrics"
+            raise SweepError(f"evaluate must use only {allowed}, got {bad[0]!r}. Rename it.")
         return {name: float(value) for name, value in named.items()}
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:

@@ -13,6 +13,7 @@ WORKLOAD = """
 import torch
 import torch.nn.functional as F
 from sweep import Workload
+from sweep.workloads.workload import FinalEvaluation
 
 class Lines(Workload):
     objective, direction, tolerance = "accuracy", "maximize", 0.02
@@ -38,6 +39,9 @@ class Lines(Workload):
         logits = model(self.x[300:])
         hits = logits.argmax(1) == self.y[300:]
         return {"accuracy": hits.float().mean(), "loss": F.cross_entropy(logits, self.y[300:])}
+
+    def evaluate_finally(self, model):
+        return FinalEvaluation(self.evaluate_metrics(model), train_loss=0.125)
 """
 RUN = ("--budget", "1200", "--batches", "4,8,12", "--seeds", "3", "--lr", "0.05", "--device", "cpu")
 
@@ -111,7 +115,9 @@ def test_a_module_that_changes_during_a_sweep_fails_the_next_trial(
     (tmp_path / "lib").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
     monkeypatch.syspath_prepend(tmp_path / "lib")
-    (tmp_path / "lib/helper.py").write_text("import pathlib\nsave = pathlib.Path(__file__).write_text\n")
+    (tmp_path / "lib/helper.py").write_text(
+        "import pathlib\nsave = pathlib.Path(__file__).write_text\n"
+    )
     text = WORKLOAD.replace("import torch\n", "import torch, helper\n", 1)
     module("lines", text.replace("logits =", "helper.save('#')\n        logits ="))
     run = ("--budget", "96", "--batches", "4,8", "--quiet", "--device", "cpu", "--out", "out")
@@ -122,9 +128,9 @@ def test_a_module_that_changes_during_a_sweep_fails_the_next_trial(
 
 
 MISTAKES = {
-    "build_model": ("return torch.nn.Linear(5, 2)", "return torch.nn.Linear(5, width)", 17),
-    "build_batch": ("return self.x[chosen], self", "return self.missing, self", 21),
-    "loss_sum": ('reduction="sum"', 'weight="none"', 24),
+    "build_model": ("return torch.nn.Linear(5, 2)", "return torch.nn.Linear(5, width)", 18),
+    "build_batch": ("return self.x[chosen], self", "return self.missing, self", 22),
+    "loss_sum": ('reduction="sum"', 'weight="none"', 25),
 }
 
 
@@ -157,6 +163,28 @@ def test_the_largest_loss_wins_if_more_is_better(call, module, tmp_path):
         means.to_dict()
     )
     assert means.idxmax() in answer["candidates"] and means.nunique() > 1
+
+
+def test_the_other_metrics_of_a_loss_have_columns_in_the_report(call, module, tmp_path):
+    text = WORKLOAD.replace('"accuracy", "maximize"', '"loss", "minimize"')
+    for name in ("lines", "final"):
+        module(name, text if name == "final" else text.replace("evaluate_finally", "unused"))
+        run = ("--budget", "96", "--batches", "4", "--quiet", "--out", name)
+        assert call("run", "--workload", f"{name}:Lines", *run)[0] == 0
+        report = (tmp_path / name / "report.md").read_text()
+        head = next(
+            line for line in report.splitlines() if line.startswith("| batch size | policy")
+        )
+        assert "| validation accuracy |" in head and ("final train" in head) == (name == "final")
+
+
+def test_a_metric_that_mlflow_cannot_record_fails_its_trial(call, module):
+    module("lines", WORKLOAD.replace('{"accuracy"', '{"acc@1": 1.0, "accuracy"'))
+    run = ("run", "--workload", "lines:Lines", "--budget", "96", "--batches", "4", "--out", "out")
+    assert call(*run, "--quiet")[0] == 1
+    assert "letters, digits and _ . - / in the names of its metrics, got 'acc@1'" in call(
+        "status", "out"
+    )[1].replace("\n", " ")
 
 
 def test_an_evaluation_without_the_objective_fails_its_trial(call, module):
