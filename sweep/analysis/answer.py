@@ -312,10 +312,11 @@ def describe(answer: Answer) -> list[str]:
     if ranking:
         lines += ranking.describe(answers)
         lines += [" ".join(_describe_sizes(other)) for other in ranking.answers]
-    starts = ["This is provisional", *["Also"] * sum(len(each.reasons) for each in answers)]
-    for each in answers:
-        lines += [f"{starts.pop(0)}{each.with_optimizer}: {reason}" for reason in each.reasons]
-    return lines
+    reasons = [f"{each.with_optimizer}: {reason}" for each in answers for reason in each.reasons]
+    return [
+        *lines,
+        *(f"{'Also' if i else 'This is provisional'}{r}" for i, r in enumerate(reasons)),
+    ]
 
 
 def _describe_sizes(answer: Answer) -> list[str]:

@@ -72,8 +72,10 @@ def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
         table = ended[["learning_rate", "state"]].assign(loss=loss, seed=0)
         if has_stage:
             table["seed"] = to_numbers(ended["seed"]).fillna(0).astype(int)
-        by_rate = table.groupby("learning_rate")
-        tried = {float(rate): _by_seed(rows) for rate, rows in by_rate}  # type: ignore[arg-type]
+        tried: dict[float, dict[int, float]] = {}
+        means = table.groupby(["learning_rate", "seed"])["loss"].agg(pd.Series.mean, skipna=False)
+        for rate, seed, mean in means.reset_index().itertuples(index=False):
+            tried.setdefault(float(rate), {})[int(seed)] = float(mean)
         rates.append(
             TunedRate(
                 batch_size=int(group["batch_size"].iloc[0]),
@@ -84,8 +86,3 @@ def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
             )
         )
     return tuple(rates)
-
-
-def _by_seed(rows: pd.DataFrame) -> dict[int, float]:
-    means = rows.groupby("seed")["loss"].agg(lambda losses: losses.mean(skipna=False))
-    return {int(seed): float(means[seed]) for seed in means.index}

@@ -24,7 +24,6 @@ from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
 if TYPE_CHECKING:
     from sweep.memory.search import Measurement
-    from sweep.orchestration.planning import Planned
     from sweep.plan.plan import Plan
     from sweep.trial.folder import Cause, SweepFolder
 
@@ -94,7 +93,9 @@ def run(
     request = read_request(experiment, settings, out)
     folder, planned = request.folder, make_plan(request)
     if only:
-        planned = _only(planned, only)
+        chosen = {_match(prefix, planned.requested, "only"): None for prefix in only}
+        plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
+        planned = replace(planned, plan=plan, requested=tuple(chosen))
     check_request(planned)
     if dry_run:
         print_plan(estimate(planned).command_rows(), json)
@@ -127,12 +128,6 @@ def run(
     elif summary.is_interrupted:
         echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
-
-
-def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
-    chosen = {prefix: _match(prefix, planned.requested, "only") for prefix in prefixes}
-    plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
-    return replace(planned, plan=plan, requested=tuple(dict.fromkeys(chosen.values())))
 
 
 def _match(prefix: str, ids: Iterable[str], name: str) -> str:

@@ -30,10 +30,14 @@ PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
 # Prints the versions of the packages that contain modules, in the environment of a Python.
 VERSIONS = """
 import json, sys
-from importlib.metadata import packages_distributions, version
-packages = packages_distributions()
-names = sorted({packages[module][0] for module in sys.argv[1:] if module in packages})
-print(json.dumps({name: version(name) for name in names}))
+from importlib import metadata
+packages, versions = getattr(metadata, "packages_distributions", dict)(), {}  # from Python 3.10 on
+for name in sorted({packages.get(module, [module])[0] for module in sys.argv[1:]}):
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(versions))
 """
 # Objects of the shipped experiments, by the names that experiments and trials use for them.
 SHIPPED_OBJECTS = {
@@ -76,27 +80,15 @@ def object_name(value: Any) -> str:
 
 def describe_objects(names: Iterable[str]) -> str:
     """Return each object or command with its files and their hashes; imports nothing."""
-    descriptions = []
+    descriptions, roots = [], [*map(Path, sys.path), Path.cwd()]
     for name in names:
-        files = []
-        for path in files_of_command(name) if "{" in name else [_file_of_module(name)]:
-            digest = sha256_of_file(path) if path.is_file() else "not found"
-            files.append(f"{path}, sha256 {digest[:12]}")
+        if "{" in name:
+            paths = files_of_command(name)
+        else:
+            paths = _files_of_module(name.partition(":")[0], roots)[:1]
+        files = [f"{path}, sha256 {sha256_of_file(path)[:12]}" for path in paths]
         descriptions.append(f"{name} ({'; '.join(files) or 'no file'})")
     return ", ".join(descriptions)
-
-
-def _file_of_module(name: str) -> Path:
-    """Return the file of the module in `module:object`, without importing it."""
-    top, *rest = name.partition(":")[0].split(".")
-    spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
-    path = Path((spec and spec.origin) or top)
-    if spec and spec.origin is None:  # a package without __init__.py
-        path = Path(next(iter(spec.submodule_search_locations or [top]))) / "__init__.py"
-    if rest:
-        path = path.parent.joinpath(*rest)
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return path
 
 
 def check_command(command: str) -> str:
@@ -155,13 +147,20 @@ def files_of_command(command: str) -> list[Path]:
     """Return the files that a command names, also by `--option=FILE`, except interpreters."""
     words = _named_words(command)
     names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
+    paths = map(Path, filter(os.path.isfile, names))
+    found = [path for path in paths if not PYTHON.fullmatch(path.name)]
     for option, module in itertools.pairwise(words):
         if option == "-m":
-            bases = [root / module.replace(".", "/") for root in sorted(_roots())]
-            names += [f"{base}{end}" for base in bases for end in (".py", "/__main__.py")]
-            names += [f"{path}/__init__.py" for base in bases for path in (base, base.parent)]
-    paths = map(Path, filter(os.path.isfile, names))
-    return [path for path in paths if not PYTHON.fullmatch(path.name)]
+            found += _files_of_module(module, sorted(_roots()))
+    return found
+
+
+def _files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
+    """Return the files in some folders that a module, or a package that is run, begins with."""
+    bases = [root / module.replace(".", "/") for root in roots]
+    names = (f"{base}{end}" for base in bases for end in (".py", "/__init__.py", "/__main__.py"))
+    paths = [*map(Path, names), *(base.parent / "__init__.py" for base in bases)]
+    return [path for path in paths if path.is_file()]
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -173,10 +172,9 @@ def require_extra(package: str, extra: str, subject: str) -> None:
 
 
 def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tuple[Any, Any]:
-    """Return what identifies the code of objects or of a command, and declarations.
+    """Import objects, in a fresh process, or read a command; return what identifies their code.
 
-    Run it in a fresh process: it imports the objects. Declarations are attributes of the first one
-    that are texts or numbers, by name.
+    Also return the declarations: attributes of the first object that are texts or numbers.
     """
     files, imported, python = _hash_code(names)
     # In another folder, because Python would import the user's files instead of its own modules.
@@ -202,8 +200,7 @@ def check_code(names: Sequence[str], code: Mapping[str, Any]) -> None:
 def _hash_code(names: Sequence[str]) -> tuple[dict[str, str], set[str], str]:
     """Hash the files of objects or of a command, and those that they import, except libraries.
 
-    Returns:
-        The sha256 by file, the top-level modules that are imported, and the Python that runs them.
+    Also return the top-level modules that are imported, and the Python that runs them.
     """
     paths, roots, imported, python = list[Path](), set[Path](), set[str](), sys.executable
     loaded_before = {*sys.modules}  # the worker's own

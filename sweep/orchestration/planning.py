@@ -180,7 +180,11 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     if experiment.command is not None:
-        _check_command(experiment, chosen)
+        if others := sorted(chosen.model_fields_set - EXECUTION_OF_COMMANDS):
+            raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
+        if (size or parts) and not experiment.passes("microbatch_size", "accumulation"):
+            needed = "need {microbatch_size} or {accumulation} in the command"
+            raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
     samples, names = experiment.traits.samples, experiment.optimizer_names
     if chosen.zero and not {*names} <= {"adamw", "sgd"}:
         problem = f"zero shards the optimizers adamw and sgd, got {' and '.join(names)}"
@@ -188,8 +192,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
     if devices == 1 and chosen.zero:
-        problem = "zero needs several devices per trial, got 1"
-        raise SweepError(f"{problem}. Add --devices-per-trial, or leave it out.")
+        raise SweepError("zero needs several devices. Add --devices-per-trial, or leave it out.")
     if devices > 1 and (samples or device not in ("cpu", "cuda")):
         raise SweepError(
             f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
@@ -202,16 +205,6 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if chosen.loss_chunk_rows is None:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
     return chosen.model_copy(update=decided)
-
-
-def _check_command(experiment: Experiment, chosen: Execution) -> None:
-    """Refuse what a command cannot do."""
-    if others := sorted(chosen.model_fields_set - EXECUTION_OF_COMMANDS):
-        raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
-    splits = experiment.passes("microbatch_size", "accumulation")
-    if (chosen.microbatch or chosen.accumulation) and not splits:
-        needed = "need {microbatch_size} or {accumulation} in the command"
-        raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
 
 
 def _reason_for_eager_steps(plan: Plan) -> str | None:

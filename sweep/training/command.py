@@ -43,16 +43,17 @@ class Report:
     """
 
     def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
-        """Read the lines of earlier attempts."""
+        """Read the lines of earlier attempts, and remove a wrong one or half of one at the end."""
         self.config, self.store, path = config, store, store.folder.reported_path
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
-        self.is_diverged = False
+        self.is_diverged, self._read_bytes = False, 0
         path.touch()
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a killed command left half a line
         self._file = path.open("rb")
         self._read_at = self._saved_at = time.monotonic()
         self._earlier = {line["step"]: line for line in store.folder.find_metrics()}
-        self.read()
+        with contextlib.suppress(SweepError):  # which failed that attempt
+            self.read()
+        os.truncate(path, self._read_bytes)
         self._earlier.clear()
 
     @property
@@ -67,15 +68,16 @@ class Report:
 
     def read(self) -> bool:
         """Read the new lines; return True if there are any."""
-        start = self._file.tell()
+        start = self._read_bytes
+        self._file.seek(start)
         for text in iter(self._file.readline, b""):
             if not text.endswith(b"\n"):
-                self._file.seek(-len(text), os.SEEK_CUR)
                 break
             self._add(*self._parse(text))
+            self._read_bytes += len(text)
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
             self.save()
-        return self._file.tell() > start
+        return self._read_bytes > start
 
     def save(self) -> str:
         """Write metrics.jsonl; return its sha256."""

@@ -224,6 +224,18 @@ def test_a_killed_attempt_resumes_with_the_same_curve_and_leaves_no_process(atte
     assert losses_of(own.trial) == losses_of(whole.trial)
 
 
+def test_a_wrong_line_of_an_earlier_attempt_does_not_fail_the_next_one(attempts, tmp_path):
+    command = COMMAND + " --resume {resume}"
+    whole = attempts(command=command, out="whole")
+    whole.run()
+    wrong = "open(options.log, 'a').write('wrong\\n') and time.sleep(60)"
+    is_first = "t == 11 and not os.path.exists('once')"
+    own = attempts("# here", f"({is_first}) and open('once', 'w') and {wrong}", command=command)
+    assert "must be a JSON object, got 'wrong'" in own.run().message
+    assert own.run().kind == "complete"
+    assert losses_of(own.trial) == losses_of(whole.trial)
+
+
 def test_without_resume_an_attempt_begins_again_in_an_empty_folder(attempts, tmp_path):
     command = COMMAND + " --resume {folder}/state"
     own = attempts("# here", WAIT, command=command)
