@@ -443,17 +443,16 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
         if others := sorted(fields.keys() - OF_COMMANDS):
             problem = "does not apply to a command, which has its own model, data and training"
             raise SweepError(f"{others[0]} {problem}. Leave it out.")
-        title = title_of_command(check_command(str(command)))
-        name = f"command: {command}"
-        own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
-        return {"name": title, "data": None, **fields, "workload": "command", "model": own}
-    if "declared" in fields:
+        title, name = title_of_command(check_command(str(command))), f"command: {command}"
+        workload = "command"
+    elif "declared" in fields:
         raise SweepError("objective, direction and unit need a command. Leave them out.")
-    if (":" not in workload and workload != "quadratic") or "model" in fields:
+    elif (":" not in workload and workload != "quadratic") or "model" in fields:
         return {}
-    own = {"kind": "object", "name": workload, "vocabulary": None, "context": 1}
-    title = workload.partition(":")[0].rpartition(".")[2]
-    return {"name": title, "data": None, **fields, "model": own}
+    else:
+        title, name = workload.partition(":")[0].rpartition(".")[2], workload
+    own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
+    return {"name": title, "data": None, **fields, "workload": workload, "model": own}
 
 
 def _with_transformers(

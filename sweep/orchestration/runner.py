@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ def run_plan(
     on_change: Callable[[], None] = lambda: None,  # called a few times per second
     on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
-    """Prepare the data, write the plan, and run the trials that the command names."""
+    """Prepare the data, write the plan, run the requested trials and all later rounds."""
+    requested = dict.fromkeys(planned.requested)
     folder, services = planned.request.folder, planned.request.services
     with contextlib.ExitStack() as stack:
         stack.enter_context(holding(folder))
@@ -138,7 +139,11 @@ def run_plan(
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                requested = _run_all(planned, schedule)
+                for pauses in _rounds(planned, schedule):
+                    requested |= dict.fromkeys(pauses)
+                    schedule.run(pauses)
+                    if schedule.is_ending:
+                        break
             on_finished()
         except BaseException:
             executor.stop()
@@ -147,17 +152,6 @@ def run_plan(
             untracked = mirror.close(10.0 if schedule.is_stopping else MIRROR_SECONDS)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     return Summary(folder, states, schedule.is_ending, schedule.problem, untracked)
-
-
-def _run_all(planned: planning.Planned, schedule: Scheduler) -> Iterable[str]:
-    """Run the requested trials and all later rounds; return the ids of all these trials."""
-    requested = dict.fromkeys(planned.requested)
-    for pauses in _rounds(planned, schedule):
-        requested |= dict.fromkeys(pauses)
-        schedule.run(pauses)
-        if schedule.is_ending:
-            break
-    return requested
 
 
 def _rounds(planned: planning.Planned, schedule: Scheduler) -> Iterator[dict[str, int | None]]:

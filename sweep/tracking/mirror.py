@@ -216,10 +216,9 @@ class Mirror(threading.Thread):
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
-            stage = "tune: " if row.stage == "tune" else ""
-            optimizer = f"{row.optimizer} " if row.optimizer else ""
-            size = f"batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
-            name = f"{stage}{optimizer}{size}"
+            name = f"batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
+            parts = ["tune:" * (row.stage == "tune"), row.optimizer, name]
+            name = " ".join(filter(None, parts))
             start = points[0][1] if points else None
             run = self._create_run(trial.id, name, {"sweep.trial_id": trial.id}, start)
         first = newest[0] if newest else 0  # sent again, as it may be incomplete
