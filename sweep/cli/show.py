@@ -111,7 +111,7 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     vocabulary, trained = settings.model.vocabulary, plan.model.trained_parameters
     policies = sorted({row.policy for row in plan.trials})
     tokens = "they differ (equal counts lose over 1 % of the budget), so no claim can be made"
-    packages = [" ".join(package) for package in code.get("packages", {}).items()]
+    own_code = [*code.get("files", {}), *map(" ".join, code.get("packages", {}).items())]
     total = _total_time(plan.trials, plan.forecast_factor)
     if settings.seeds == "auto":
         counts = most_trials(plan)
@@ -135,7 +135,7 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
         "Memory": plan.execution.reason,
         "Epochs of the data": plan.epochs and f"{plan.epochs:.3g}",
         "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
-        "Your code, part of every trial's id": ", ".join([*code.get("files", {}), *packages]),
+        "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
         "Total": f"{len(plan.trials)} trials, estimated time {total}",
         answer: answering_command(plan),
     }
