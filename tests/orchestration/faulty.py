@@ -48,7 +48,7 @@ class TakesTheMachinesMemory(NoisyQuadratic):
 
 class BatchEightRaises(NoisyQuadratic):
     def build_batch(self, first, count):
-        if self.config.science.batch_size == 8:
+        if self.config.science.batch_size == 8 and first:  # not while it is planned
             raise ValueError("a mistake in the user's code")
         return super().build_batch(first, count)
 
