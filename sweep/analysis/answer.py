@@ -141,7 +141,7 @@ class Ranking:
         return cls(is_same, best_first, gaps, candidates, others)
 
     def describe(self, answers: list[Answer]) -> list[str]:
-        """Write the ranking in sentences, given the answers, that of the best optimizer first."""
+        """Write the ranking in sentences; `answers` begin with the best optimizer's."""
         lines, objective = [], answers[0].compared
         is_tuned = any(row.regret_interval for answer in answers for row in answer.batch_sizes)
         rates = "" if is_tuned else " and these rates"
@@ -157,8 +157,7 @@ class Ranking:
         how = {True: "is the same at all", False: "differs between", None: "may differ between"}
         cells = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
         lines.append(f"{start} ranking of the optimizers {how[self.is_same]} batch sizes.")
-        verb = "may be" if len(self.candidates) > 1 else "is"
-        return [*lines, f"{start} best of all {verb} {cells}."]
+        return [*lines, f"{start} best of all {'may be' if self.candidates[1:] else 'is'} {cells}."]
 
 
 def decide_trials(

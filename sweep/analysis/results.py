@@ -306,6 +306,9 @@ def _decide_policy(
     if len(results) > 1 and answered:
         (_, best, answer), *others = sorted(answered)
         ranking = Ranking.of(cells, made, objective, [other for _, _, other in others])
+        if lacking := [r.label.rpartition(", ")[0] for r in results if r.answer is None]:
+            reason = f"Fewer than two batch sizes have results with {join(lacking)}."
+            answer = replace(answer, provisional=True, reasons=[*answer.reasons, reason])
         results[best] = replace(results[best], answer=replace(answer, optimizers=ranking))
     return results
 

@@ -236,7 +236,7 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     losses = finite.groupby(["batch_size", "learning_rate"])["loss"].agg(["count", "nunique"])
     equal = losses[(losses["count"] > 1) & (losses["nunique"] == 1)].index.get_level_values(0)
     if len(equal):
-        text += f" All seeds gave the same loss at {', '.join(f'{n:g}' for n in equal)}."
+        text += f" All seeds gave the same result at {', '.join(f'{n:g}' for n in equal)}."
     if not table.is_own or ended["seed"].isna().all():
         return blamed, text
     has_seed = pd.crosstab(ended["batch_size"], ended["seed"]) > 0

@@ -27,16 +27,15 @@ PLACEHOLDERS = (
 )
 NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
+MODULE = r"-\w*m"  # the option before a module that Python runs
 # Prints the versions of the packages that contain modules, in the environment of a Python.
 VERSIONS = """
-import json, sys
+import contextlib, json, sys
 from importlib import metadata
 packages, versions = getattr(metadata, "packages_distributions", dict)(), {}  # from Python 3.10 on
 for name in sorted({packages.get(module, [module])[0] for module in sys.argv[1:]}):
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         versions[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
 print(json.dumps(versions))
 """
 # Objects of the shipped experiments, by the names that experiments and trials use for them.
@@ -80,23 +79,22 @@ def object_name(value: Any) -> str:
 
 def describe_objects(names: Iterable[str]) -> str:
     """Return each object or command with its files and their hashes; imports nothing."""
-    descriptions, roots = [], [*map(Path, sys.path), Path.cwd()]
+    descriptions, current = [], os.getcwd()
+    roots = [*(Path(path) for path in sys.path if path not in ("", current)), Path(current)]
     for name in names:
-        if "{" in name:
-            paths = files_of_command(name)
-        else:
-            paths = _files_of_module(name.partition(":")[0], roots)[:1]
+        module = name.partition(":")[0]
+        paths = files_of_command(name) if "{" in name else _files_of_module(module, roots)[:1]
         files = [f"{path}, sha256 {sha256_of_file(path)[:12]}" for path in paths]
         descriptions.append(f"{name} ({'; '.join(files) or 'no file'})")
     return ", ".join(descriptions)
 
 
 def check_command(command: str) -> str:
-    """Refuse a command that is no words of a shell, or lacks a value that every trial needs."""
+    """Refuse a command that a shell could not split, or that lacks a value that trials need."""
     try:
         program = next(iter(_named_words(command)), None)
     except ValueError as error:
-        raise SweepError(f"command must be words of a shell, got {command!r} ({error}).") from None
+        raise SweepError(f"a shell must be able to split {command!r} ({error}).") from None
     used = {*PLACEHOLDER.findall(command)}
     if unknown := sorted(used - {*PLACEHOLDERS}):
         known = ", ".join(PLACEHOLDERS)
@@ -112,7 +110,7 @@ def check_command(command: str) -> str:
 
 def title_of_command(command: str) -> str:
     """Return the name of a command's experiment, that of its script; refuse one without program."""
-    program, *words = _words(command)
+    program, *words = _named_words(command)
     missing = [] if shutil.which(program) else [program]
     scripts = [word for word in words if re.fullmatch(r"[^{=-][^{=]*\.py", word)]
     if missing := [*missing, *itertools.filterfalse(os.path.isfile, scripts)]:
@@ -129,12 +127,17 @@ def _words(command: str) -> list[str]:
 
 
 def _named_words(command: str) -> list[str]:
-    """Return the words of a command; of `sh -c TEXT`, those of the text too."""
-    words, named = _words(command), list[str]()
-    for shell, flag, word in zip(["", "", *words], ["", *words], words, strict=False):
-        text = shlex.shlex(word, posix=True, punctuation_chars=True)
-        text.whitespace_split, text.commenters = True, ""
-        named += text if shell.endswith("sh") and re.fullmatch(r"-\w*c", flag) else [word]
+    """Return the words of a command; of `sh -c TEXT`, those of the text too, except outputs."""
+    words, named, has_shell = _words(command), list[str](), False
+    for flag, word in zip(["", *words], words, strict=False):
+        parts = [word]
+        if has_shell and re.fullmatch(r"-\w*c", flag):
+            text = shlex.shlex(word, posix=True, punctuation_chars=True)
+            text.whitespace_split, text.commenters = True, ""
+            parts = [*text]
+        pairs = zip(["", *parts], parts, strict=False)
+        named += [part for before, part in pairs if ">" not in before]
+        has_shell |= word.endswith("sh")
     return named
 
 
@@ -143,24 +146,24 @@ def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
     return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in _words(command)]
 
 
-def files_of_command(command: str) -> list[Path]:
+def files_of_command(command: str, with_modules: bool = True) -> list[Path]:
     """Return the files that a command names, also by `--option=FILE`, except interpreters."""
     words = _named_words(command)
     names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
     paths = map(Path, filter(os.path.isfile, names))
     found = [path for path in paths if not PYTHON.fullmatch(path.name)]
     for option, module in itertools.pairwise(words):
-        if option == "-m":
-            found += _files_of_module(module, sorted(_roots()))
+        if with_modules and re.fullmatch(MODULE, option):
+            found += _files_of_module(module, _roots([], words))
     return found
 
 
 def _files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
     """Return the files in some folders that a module, or a package that is run, begins with."""
-    bases = [root / module.replace(".", "/") for root in roots]
-    names = (f"{base}{end}" for base in bases for end in (".py", "/__init__.py", "/__main__.py"))
-    paths = [*map(Path, names), *(base.parent / "__init__.py" for base in bases)]
-    return [path for path in paths if path.is_file()]
+    *packages, base = itertools.accumulate(module.split("."), "{}/{}".format)
+    names = [f"{base}/__init__.py", f"{base}.py", f"{base}/__main__.py"]
+    names += [f"{package}/__init__.py" for package in packages]
+    return [path for root in roots for name in names if (path := root / name).is_file()]
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -190,10 +193,9 @@ def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tup
 
 
 def check_code(names: Sequence[str], code: Mapping[str, Any]) -> None:
-    """Refuse objects or a command whose files differ from those that were identified."""
-    files, planned = _hash_code(names)[0], code["files"]
-    for name in files.keys() & planned.keys():
-        if files[name] != planned[name]:
+    """Refuse objects or a command with a file that was not identified."""
+    for name, digest in _hash_code(names)[0].items():
+        if digest not in code["files"].values():  # names may differ on another machine
             raise SweepError(f"{name} has changed since the sweep was planned. Restore it.")
 
 
@@ -202,45 +204,49 @@ def _hash_code(names: Sequence[str]) -> tuple[dict[str, str], set[str], str]:
 
     Also return the top-level modules that are imported, and the Python that runs them.
     """
-    paths, roots, imported, python = list[Path](), set[Path](), set[str](), sys.executable
-    loaded_before = {*sys.modules}  # the worker's own
+    paths, own, imported, python = list[Path](), list[Path](), set[str](), sys.executable
+    loaded_before, words = {*sys.modules}, list[str]()  # the worker's own
     for name in names:
         if "{" in name:
             paths, words = [path.absolute() for path in files_of_command(name)], _named_words(name)
-            modules = [word for option, word in itertools.pairwise(words) if option == "-m"]
+            named = files_of_command(name, with_modules=False)
+            own = [file.parent for path in named for file in (path.absolute(), path.resolve())]
+            modules = [m for option, m in itertools.pairwise(words) if re.fullmatch(MODULE, option)]
             pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
             pythons += [str(Path(shutil.which(words[0]) or python).with_name("python")), "python"]
             python = next(filter(None, map(shutil.which, pythons)), python)
-            roots = _roots(paths)
         else:
             load_object(name)
             modules = [name.partition(":")[0]]
             path = Path(getattr(sys.modules[modules[0]], "__file__", None) or __file__)
             paths.append(path)
-            roots.add(path.parents[modules[0].count(".") + (path.name == "__init__.py")])
+            own.append(path.parents[modules[0].count(".") + (path.name == "__init__.py")])
         imported.update(module.partition(".")[0] for module in modules)
     loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
     paths += [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
     with user_code(f"the Python files of {', '.join(names)} must be valid"):
-        return *_hash_files(paths, [*sorted(roots), *sorted(_roots())], imported), python
+        return *_hash_files(paths, _roots(own, words), imported), python
 
 
-def _roots(paths: Iterable[Path] = ()) -> set[Path]:
-    """Return the folders that Python finds modules in, if it runs one of these files."""
-    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    roots = {Path.cwd(), *(path.parent for path in paths), *map(Path.absolute, map(Path, folders))}
-    return roots | {root / "src" for root in roots}
+def _roots(own: Iterable[Path], words: Iterable[str]) -> list[Path]:
+    """Return the folders that Python finds modules in; the first that contains a file names it."""
+    paths = [word.partition("=")[2] for word in words if word.startswith("PYTHONPATH=")]
+    paths = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).split(os.pathsep)
+    others = {Path.cwd(), *(Path(path).absolute() for path in paths if path)}
+    folders = [*sorted({*own}, reverse=True), *sorted(others, reverse=True)]
+    return [path for folder in folders for path in (folder / "src", folder)]
 
 
 def _hash_files(
     pending: list[Path], roots: Sequence[Path], imported: set[str]
 ) -> tuple[dict[str, str], set[str]]:
     """Hash files below the first of some folders that contains them; add what they import."""
-    names, libraries = dict[Path, str](), {Path(os.__file__).parent, Path(__file__).parents[1]}
+    names, python, sweep = dict[Path, str](), Path(os.__file__).parent, Path(__file__).parents[1]
+    libraries = {python, sweep, "site-packages", "dist-packages"}
     while pending:
         path = pending.pop()
         root = next((root for root in roots if root in path.parents), None)
-        is_library = not libraries.isdisjoint(path.parents) or "-packages/" in str(path)
+        is_library = not libraries.isdisjoint([*path.parents, *path.parts])
         if root is None or is_library or path in names:
             continue
         names[path] = path.relative_to(root).as_posix()
@@ -257,7 +263,9 @@ def _hash_files(
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:
     """Yield the modules, and names in modules, that a file imports, as paths without a suffix."""
-    for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else b"", path)):
+    with path.open("rb") as file:
+        is_python = path.suffix == ".py" or re.match(rb"#!.*python", file.read(200))
+    for node in ast.walk(ast.parse(path.read_bytes() if is_python else b"", path)):
         if isinstance(node, ast.Import):
             yield from (root / alias.name.replace(".", "/") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

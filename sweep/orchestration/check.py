@@ -89,7 +89,7 @@ class _Trainings:
         """Train again, and compare all losses."""
         outcome, trial = self.train(name, **status)
         if outcome.kind != "complete":
-            return "FAIL", f"It ended otherwise ({outcome.kind}): {outcome.message}"
+            return "FAIL", f"The other training did not complete: {outcome.message}"
         first, second = self.losses, _losses_of(trial)
         if first.keys() != second.keys():
             step, metric = min(first.keys() ^ second.keys())
@@ -116,8 +116,8 @@ class _Trainings:
         _, trial = self.train("resumed", len(_reported(self.trial)) // 2)
         lines = _reported(trial)
         is_over = any(load_json(line)["step"] >= self.row.steps for line in lines)
-        if is_over or not trial.resume_path.exists():
-            return "NOT APPLICABLE", "It had ended, or not yet written {resume}. Use more --steps."
+        if is_over or not lines or not trial.resume_path.exists():
+            return "NOT APPLICABLE", "It had ended, or not yet saved. Use more --steps."
         status, evidence = self.compare("resumed", EQUAL)
         ends = [load_json(line)["step"] for line in _reported(trial)[len(lines) - 1 :][:2]]
         story = f"Killed at step {ends[0]}, it reported again from step {ends[-1]} on"

@@ -3,6 +3,7 @@
 import contextlib
 import heapq
 import math
+import os
 import re
 import shutil
 import statistics
@@ -149,8 +150,10 @@ def check_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
     """Refuse a sweep that the disk has no room for."""
     existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
     free, written = shutil.disk_usage(existing).free, 0
-    with contextlib.suppress(FileNotFoundError):  # attempts may be running
-        written = sum(p.lstat().st_size for p in folder.path.rglob("*") if p.is_file())
+    for parent, _, names in os.walk(folder.path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # attempts may be running
+                written += os.stat(os.path.join(parent, name)).st_size
     needed = (disk_bytes(plan, at_once) or 0) - written
     if needed > free:
         raise SweepError(

@@ -1,6 +1,7 @@
 """`--seeds auto`: which trials the answer needs next, decided from the folder alone."""
 
 import math
+from operator import attrgetter
 
 import numpy as np
 
@@ -87,12 +88,8 @@ def trial_value(folder: SweepFolder, row: PlannedTrial, objective: Objective) ->
 
 def _tuning_trials(plan: Plan, report: PlannedTrial) -> list[PlannedTrial]:
     """Return the tuning trials like a reporting trial, apart from rate and seed."""
-    key = ("cell", "tokens", "beta2", "weight_decay", "policy")
-    return [
-        row
-        for row in plan.known_trials
-        if row.stage == "tune" and all(getattr(row, name) == getattr(report, name) for name in key)
-    ]
+    key = attrgetter("cell", "tokens", "beta2", "weight_decay", "policy")
+    return [r for r in plan.known_trials if r.stage == "tune" and key(r) == key(report)]
 
 
 def _losses_by_rate(

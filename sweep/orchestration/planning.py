@@ -301,7 +301,8 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     experiment, folder = request.experiment, request.folder
     fields: dict[str, Any] = {}
     if objects := experiment.user_objects:
-        fields["code"], declared = run_job(identify_code, objects, tuple(Declared.model_fields))
+        names = tuple(Declared.model_fields)
+        fields["code"], declared = run_job(identify_code, objects, names, seconds=3600.0)
         if experiment.workload in objects:
             own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
             experiment = experiment.with_declared(own)

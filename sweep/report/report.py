@@ -68,7 +68,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
         has_train_loss=sweep.compared is sweep.trials
-        and (trials["final_train_loss"].notna().any() or not cells["complete"].any()),
+        and (trials["final_train_loss"].notna().any() or sweep.plan.settings.data is not None),
         other_metrics=frames.other_metrics(sweep.compared, sweep.plan.settings.objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[trials["message"].notna()].to_dict("records"),

@@ -43,12 +43,11 @@ class Report:
     """
 
     def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
-        """Read the lines of earlier attempts, and remove a wrong one or half of one at the end."""
+        """Read the lines of earlier attempts; cut the log at the first wrong or incomplete one."""
         self.config, self.store, path = config, store, store.folder.reported_path
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
         self.is_diverged, self._read_bytes = False, 0
-        path.touch()
-        self._file = path.open("rb")
+        self._file = path.open("a+b")  # which creates it
         self._read_at = self._saved_at = time.monotonic()
         self._earlier = {line["step"]: line for line in store.folder.find_metrics()}
         with contextlib.suppress(SweepError):  # which failed that attempt
@@ -80,7 +79,9 @@ class Report:
         return self._read_bytes > start
 
     def save(self) -> str:
-        """Write metrics.jsonl; return its sha256."""
+        """Write metrics.jsonl, with the time until now in its newest line; return its sha256."""
+        for line in [*self.lines.values()][-1:]:
+            line[SECONDS], self._read_at = self.seconds, time.monotonic()
         path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
         with replacing(path, self.store.check) as part:
             part.write_text("".join(f"{json.dumps(line)}\n" for line in self.lines.values()))

@@ -32,12 +32,9 @@ NO_MEMORY = (
 
 def resolve_device(name: str) -> str:
     """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if devices:
-        devices.insert(0, "cuda")
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    devices.append("cpu")
+    devices = ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    if gpus := [f"cuda:{index}" for index in range(torch.cuda.device_count())]:
+        devices = ["cuda", *gpus, *devices]
     if name != "auto" and name not in devices:
         has = ", ".join(devices)
         raise SweepError(f"device must be auto or one of this machine's ({has}), got {name!r}.")

@@ -31,14 +31,14 @@ from sweep.errors import (
     FolderInUse,
     Superseded,
     UnusableCheckpoint,
-    WorkerDied,
     describe_error,
     printable,
     without_secrets,
 )
 from sweep.plan.rates import crossing_tokens
-from sweep.plan.retry import Outcome, judge_death
+from sweep.plan.retry import Outcome
 from sweep.training import device as machine
+from sweep.training import outcome_of
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.command import run_command
 from sweep.training.loop import train
@@ -89,6 +89,7 @@ def run_attempt(
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
             if config.science.code is not None:
+                _seed_everything(config.science.seed)  # modules may draw when they are imported
                 check_code(config.science.user_objects, config.science.code)
             if config.science.command is not None:
                 return _run_command(config, status, store, should_stop)
@@ -198,7 +199,7 @@ def _launch(
             for rank in range(size):
                 arguments = (rank, path, status, config.execution, f"file://{name}/store")
                 process = FreshProcess(_run_rank, *arguments)
-                running[threads.submit(_end_of, process, rank, path)] = process
+                running[threads.submit(outcome_of, process, TrialFolder(path))] = process
             while running and time.monotonic() < deadline:
                 if not word and (word := should_stop()):
                     for process in running.values():
@@ -212,16 +213,6 @@ def _launch(
         finally:
             for process in running.values():
                 process.kill()
-
-
-def _end_of(process: FreshProcess, rank: int, path: Path) -> Outcome:
-    """Wait for a process of an attempt; judge its death."""
-    try:
-        return process.result()  # type: ignore[no-any-return]
-    except WorkerDied as error:
-        print(f"process {rank}: {error}", flush=True)
-        outcome = judge_death(error.exit_code, error.oom_killed, TrialFolder(path).log_path)
-        return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
 
 
 def first_cause(ends: Sequence[Outcome]) -> Outcome:

@@ -20,7 +20,6 @@ from sweep.errors import SweepError
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
 Metrics = Mapping[str, float]  # results of an evaluation by name
-METRIC_NAME = re.compile(r"[\w./-]+")  # those that MLflow can record
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,10 @@ class FinalEvaluation:
     valid_bytes: int | None = None  # size of the validation text; None if there is no text
 
     def __post_init__(self) -> None:
+        for name in self.metrics:
+            if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", str(name)):  # by MLflow's rule
+                expected = "have names of letters, digits and _ . -, with / between parts"
+                raise SweepError(f"metrics must {expected}, got {name!r}. Rename it.")
         if self.valid_losses is not None:
             total, tokens = self.valid_losses.sum(axis=0)
             object.__setattr__(self, "metrics", {**self.metrics, "loss": float(total / tokens)})
@@ -99,12 +102,10 @@ class Workload(ABC):
     def evaluate_metrics(self, model: nn.Module) -> dict[str, float]:
         metrics = self.evaluate(model)
         named = metrics if isinstance(metrics, Mapping) else {"loss": metrics}
+        FinalEvaluation(named)  # checks the names
         if (objective := self.config.objective_curve.removeprefix("valid/")) not in named:
             problem = f"evaluate must return its objective {objective!r}, got {', '.join(named)}"
             raise SweepError(f"{problem}. Return it, or correct objective.")
-        if bad := [name for name in named if not METRIC_NAME.fullmatch(name)]:
-            allowed = "letters, digits and _ . - / in the names of its metrics"
-            raise SweepError(f"evaluate must use only {allowed}, got {bad[0]!r}. Rename it.")
         return {name: float(value) for name, value in named.items()}
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:

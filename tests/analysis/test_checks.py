@@ -87,7 +87,7 @@ def test_seeds_with_equal_results_fail_the_check_of_seeds(checked):
     assert "single_seed" not in failed(result)  # a seed still shifts all batch sizes
     result = checked(change=lambda row: {"final_valid_loss": 1.0 + row.batch_size}, seeds=3)
     assert find(result, "single_seed").batch_sizes == (4, 8, 16, 32, 64)
-    assert "All seeds gave the same loss" in find(result, "single_seed").evidence
+    assert "All seeds gave the same result" in find(result, "single_seed").evidence
     assert all(row.gap_to_best == (None, None) for row in result.answer.batch_sizes)
 
 

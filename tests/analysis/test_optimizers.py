@@ -77,6 +77,15 @@ def test_a_batch_size_at_which_an_optimizer_diverged_leaves_the_ranking_open():
     assert other.reasons and says[-1].partition(": ")[0].endswith("with muon")
 
 
+def test_an_optimizer_with_too_few_results_is_named_and_makes_the_answer_provisional():
+    trials = tables(adamw=BETTER, muon=WORSE)
+    is_lost = (trials["optimizer"] == "muon") & (trials["batch_size"] > 2)
+    trials = trials[~(is_lost & (trials["stage"] == "report"))]
+    made = sweep.answer(trials)
+    assert made.provisional and made.optimizers.answers == []
+    assert "Fewer than two batch sizes have results with muon." in " ".join(describe(made))
+
+
 def test_the_ranking_at_rates_that_were_not_tuned_is_one_at_these_rates():
     trials = tables(adamw=BETTER, muon=WORSE)
     reports = trials[trials["stage"] == "report"].assign(policy="fixed", learning_rate=1e-3)

@@ -132,9 +132,9 @@ def test_modules_in_src_and_in_pythonpath_are_part_of_the_identity(script, tmp_p
     monkeypatch.setenv("PYTHONPATH", "lib")
     script("import argparse", "import mine, other, argparse")
     files = plan_sweep(command=COMMAND, budget=80, batches=[4]).code["files"]
-    assert sorted(files) == ["lib/other.py", "src/mine.py", "train.py"]
+    assert sorted(files) == ["lib/other.py", "mine.py", "train.py"]
     module = f"{sys.executable} -m mine {{batch_size}} {{learning_rate}} {{steps}} {{seed}}"
-    assert [*plan_sweep(command=module, budget=80, batches=[4]).code["files"]] == ["src/mine.py"]
+    assert [*plan_sweep(command=module, budget=80, batches=[4]).code["files"]] == ["mine.py"]
 
 
 def test_files_of_one_name_outside_the_folder_are_told_apart(script, tmp_path, tmp_path_factory):

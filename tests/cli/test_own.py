@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from sweep import SweepError, plan_sweep
+from sweep.workloads.workload import FinalEvaluation
 
 WORKLOAD = """
 import torch
@@ -182,9 +183,27 @@ def test_a_metric_that_mlflow_cannot_record_fails_its_trial(call, module):
     module("lines", WORKLOAD.replace('{"accuracy"', '{"acc@1": 1.0, "accuracy"'))
     run = ("run", "--workload", "lines:Lines", "--budget", "96", "--batches", "4", "--out", "out")
     assert call(*run, "--quiet")[0] == 1
-    assert "letters, digits and _ . - / in the names of its metrics, got 'acc@1'" in call(
-        "status", "out"
-    )[1].replace("\n", " ")
+    assert "names of letters, digits and _ . -" in call("status", "out")[1]
+
+
+@pytest.mark.parametrize("name", ["acc@1", "a//b", "acc/", ".a", ""])
+def test_names_of_metrics_that_mlflow_refuses_are_refused(name):
+    FinalEvaluation({"top-1/acc.5": 1.0})
+    with pytest.raises(SweepError, match="Rename it"):
+        FinalEvaluation({name: 1.0})
+
+
+def test_what_a_module_draws_when_it_is_imported_is_the_same_in_every_sweep(call, module, tmp_path):
+    drawn = WORKLOAD.replace(
+        "class Lines", "import numpy\nOFFSET = numpy.random.rand()\nclass Lines"
+    )
+    module("drawn", drawn.replace("device=device)\n", "device=device) + OFFSET\n", 1))
+    losses = set()
+    for out in ("one", "two"):
+        run = ("--budget", "96", "--batches", "4", "--quiet", "--device", "cpu", "--out", out)
+        assert call("run", "--workload", "drawn:Lines", *run)[0] == 0
+        losses |= {*pd.read_csv(tmp_path / out / "trials.csv")["final_valid_loss"]}
+    assert len(losses) == 1
 
 
 def test_an_evaluation_without_the_objective_fails_its_trial(call, module):

@@ -6,7 +6,7 @@ import pytest
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.numbers import format_count, format_seconds, parse_batches, parse_count
-from sweep.config.objects import identify_code
+from sweep.config.objects import check_code, describe_objects, identify_code
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
@@ -186,7 +186,7 @@ PROJECT = {
     "my_project/layers.py": "width = 8\n",
     "my_project/late.py": "import torch\n",
     "parts/sizes.py": "",  # a namespace package
-    "plugin.py": "",
+    "plugin.py": "import json",
     "my_project/unrelated.py": "x = 1\n",
 }
 
@@ -209,6 +209,64 @@ def test_code_is_its_module_the_projects_modules_that_it_imports_and_package_ver
     code = identify()
     assert code["files"].keys() == PROJECT.keys() - {"my_project/unrelated.py"}
     assert code["packages"].keys() == {"numpy", "torch"} and code == identify()
+
+
+VALUES = "{batch_size} {learning_rate} {steps} {seed}"
+COMMANDS = {
+    f"bash -e -c 'python3 run.py {VALUES}'": ["near.py", "run.py"],
+    f"sh -c 'exec python3 run.py {VALUES} > near.py 2>&1' --note": ["near.py", "run.py"],
+    f"sh -c 'exec python3 run.py {VALUES} > out.txt 2>&1'": ["near.py", "run.py"],
+    f"python3 -um a.b.go {VALUES}": ["a/__init__.py", "a/b/__init__.py", "a/b/go.py"],
+    f"python3 link.py {VALUES}": ["link.py", "near.py", "others.py"],
+    f"env PYTHONPATH=lib python3 uses.py {VALUES}": ["lib/helper.py", "uses.py"],
+    f"./tool {VALUES}": ["near.py", "tool"],
+}
+FILES = {
+    "run.py": "import near",
+    "near.py": "",
+    "out.txt": "",
+    "a/__init__.py": "",
+    "a/b/__init__.py": "",
+    "a/b/go.py": "",
+    "elsewhere/real.py": "import others, near",
+    "elsewhere/others.py": "",
+    "uses.py": "import helper",
+    "lib/helper.py": "",
+    "tool": "#!/usr/bin/env python3\nimport near",
+}
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.py").symlink_to(tmp_path / "elsewhere/real.py")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_files_of_a_command_are_those_that_it_runs_and_imports(command, scripts):
+    assert sorted(identify(command)["files"]) == COMMANDS[command]
+
+
+def test_a_script_has_the_same_identity_in_any_current_folder(scripts, monkeypatch):
+    command = f"python3 {scripts}/run.py {VALUES}"
+    before = identify(command)
+    monkeypatch.chdir(scripts.parent)
+    assert identify(command) == before
+
+
+def test_a_package_that_takes_the_place_of_a_module_is_noticed(project):
+    code = identify("plugin:json")
+    run_job(check_code, ["plugin:json"], code)
+    (project / "plugin").mkdir()
+    (project / "plugin/__init__.py").write_text("import json  # another")
+    with pytest.raises(SweepError, match="has changed since the sweep was planned"):
+        run_job(check_code, ["plugin:json"], code)
+    assert describe_objects(["plugin:json"]).startswith("plugin:json (")
+    assert "__init__.py" in describe_objects(["plugin:json"])
 
 
 def planned_id():

@@ -215,7 +215,7 @@ def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow, b
     mlflow.die()
     postgres.die()
     finished = count_finished(run.results)
-    run.until(lambda: "Tuning waits for it" in run.output)
+    run.until(lambda: "Tuning waits" in run.output)
     assert count_finished(run.results) > finished, "training went on"
     postgres.start()
     mlflow.start()

@@ -224,6 +224,20 @@ def test_a_killed_attempt_resumes_with_the_same_curve_and_leaves_no_process(atte
     assert losses_of(own.trial) == losses_of(whole.trial)
 
 
+def test_the_time_of_a_stopped_command_counts_although_it_reported_nothing(attempts, tmp_path):
+    slow = f"report(t + 1, train_loss=1.0) if t == 0 else time.sleep(0.1); {WAIT}"
+    line = "report(t + 1, train_loss=w * w / 2)"
+    own = attempts(line, slow, command=COMMAND + " --resume {resume}")
+    own.start(attempts=1)
+    while not (tmp_path / "once").exists():
+        time.sleep(0.02)
+    own.process.stop()
+    own.end()
+    assert own.run().kind == "complete"
+    # ten steps before, and ten from the checkpoint on
+    assert own.trial.read_result()["seconds_training"] > 1.9
+
+
 def test_a_wrong_line_of_an_earlier_attempt_does_not_fail_the_next_one(attempts, tmp_path):
     command = COMMAND + " --resume {resume}"
     whole = attempts(command=command, out="whole")
