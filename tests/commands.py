@@ -3,8 +3,8 @@
 import sys
 
 from sweep.orchestration.planning import make_plan, read_request, save_plan
-from sweep.training import attempt_trial, outcome_of
-from sweep.training.process import FreshProcess
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess, outcome_of
 from sweep.trial.folder import SweepFolder, TrialStatus
 
 # Minimizes w²/2 with noisy gradients; the stream of noise is the same at every batch size.

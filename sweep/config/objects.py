@@ -27,7 +27,6 @@ PLACEHOLDERS = (
 )
 NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
-MODULE = r"-\w*m"  # the option before a module that Python runs
 # Prints the versions of the packages that contain modules, in the environment of a Python.
 VERSIONS = """
 import contextlib, json, sys
@@ -153,7 +152,7 @@ def files_of_command(command: str, with_modules: bool = True) -> list[Path]:
     paths = map(Path, filter(os.path.isfile, names))
     found = [path for path in paths if not PYTHON.fullmatch(path.name)]
     for option, module in itertools.pairwise(words):
-        if with_modules and re.fullmatch(MODULE, option):
+        if with_modules and re.fullmatch(r"-\w*m", option):
             found += _files_of_module(module, _roots([], words))
     return found
 
@@ -211,7 +210,7 @@ def _hash_code(names: Sequence[str]) -> tuple[dict[str, str], set[str], str]:
             paths, words = [path.absolute() for path in files_of_command(name)], _named_words(name)
             named = files_of_command(name, with_modules=False)
             own = [file.parent for path in named for file in (path.absolute(), path.resolve())]
-            modules = [m for option, m in itertools.pairwise(words) if re.fullmatch(MODULE, option)]
+            modules = [m for flag, m in itertools.pairwise(words) if re.fullmatch(r"-\w*m", flag)]
             pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
             pythons += [str(Path(shutil.which(words[0]) or python).with_name("python")), "python"]
             python = next(filter(None, map(shutil.which, pythons)), python)

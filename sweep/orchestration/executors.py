@@ -11,8 +11,8 @@ from sweep.errors import SweepError
 from sweep.orchestration.ray_executor import RayExecutor
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.plan.retry import Outcome
-from sweep.training import attempt_trial, outcome_of
-from sweep.training.process import FreshProcess
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess, outcome_of
 from sweep.trial.folder import SweepFolder, TrialFolder
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from sweep.errors import SweepError, WorkerDied
-from sweep.plan.retry import Outcome, judge_death
-from sweep.training.process import FreshProcess, ShouldStop
+from sweep.errors import SweepError
+from sweep.plan.retry import Outcome
+from sweep.training.process import FreshProcess, ShouldStop, outcome_of
 from sweep.trial.folder import TrialFolder, TrialStatus
 
 LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
@@ -40,14 +40,6 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
 
     threading.Thread(target=watch, name="stop", daemon=True).start()
     return run_attempt(path, lambda: should_stop() or next(iter(stops), None), status, True)
-
-
-def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
-    """Wait for the process of an attempt; judge its death."""
-    try:
-        return process.result()  # type: ignore[no-any-return]
-    except WorkerDied as error:
-        return judge_death(error.exit_code, error.oom_killed, folder.log_path)
 
 
 def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, str]) -> Outcome:

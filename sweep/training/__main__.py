@@ -13,8 +13,8 @@ from pathlib import Path
 from sweep.config.objects import describe_objects
 from sweep.errors import FolderInUse, SweepError, printable
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
-from sweep.training import attempt_trial, outcome_of
-from sweep.training.process import FreshProcess, serve
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess, outcome_of, serve
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import Cause, State, TrialFolder, has_failed
 

@@ -32,7 +32,9 @@ from sweep.errors import (
     user_location,
     without_secrets,
 )
+from sweep.plan.retry import Outcome, judge_death
 from sweep.trial.files import cache_dir
+from sweep.trial.folder import TrialFolder
 
 FORK = multiprocessing.get_context("fork")
 ROOT = Path("/sys/fs/cgroup")
@@ -213,6 +215,14 @@ def _log_user_error(error: BaseException) -> str:
         log.write_text(without_secrets("".join(traceback.format_exception(error))))
         return f" The traceback is in {log}."
     return ""
+
+
+def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
+    """Wait for the process of an attempt; judge its death."""
+    try:
+        return process.result()  # type: ignore[no-any-return]
+    except WorkerDied as error:
+        return judge_death(error.exit_code, error.oom_killed, folder.log_path)
 
 
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:

@@ -38,11 +38,10 @@ from sweep.errors import (
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome
 from sweep.training import device as machine
-from sweep.training import outcome_of
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.command import run_command
 from sweep.training.loop import train
-from sweep.training.process import FreshProcess, ShouldStop
+from sweep.training.process import FreshProcess, ShouldStop, outcome_of
 from sweep.training.step import TrainingStep
 from sweep.trial import files, watchdog
 from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
