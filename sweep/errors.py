@@ -6,7 +6,6 @@ A message says what must hold, what was given, and the remedy.
 import contextlib
 import re
 import sysconfig
-import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +45,8 @@ def describe_error(error: BaseException) -> str:
     """Return the text of an error, whose `str` may raise; its type and place if it is not ours."""
     if isinstance(error, SweepError):
         return str(error)
-    text = " ".join(traceback.format_exception_only(error))
-    text = textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")
+    text = " ".join(" ".join(traceback.format_exception_only(error)).split())
+    text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …"
     return text.rstrip(".") + user_location(error)
 
 

@@ -203,7 +203,8 @@ class LeavesFiles(Rogue):
 
 class ReturnsAFloat(Rogue):
     def loss_sum(self, model, batch):
-        return float(super().loss_sum(model, batch))
+        loss = super().loss_sum(model, batch)
+        return float(loss) if batch[0][0] > 0 else loss  # not while it is planned
 
 
 class ReturnsNaN(Rogue):
