@@ -377,7 +377,7 @@ class Experiment(TrainingSettings):
                 raise ValueError("answer.other_targets must be above the target. Raise them")
             if tuning.budget is not None:
                 raise ValueError("tuning.budget does not apply with a target. Leave it out")
-        if model.vocabulary is None and (self.init or self.data):
+        if model.vocabulary is None and (self.init, self.data) != (None, None):
             raise ValueError("init and data apply only to language models. Leave them out")
         if grpo is None:
             return self
@@ -431,6 +431,10 @@ def load_experiment(
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
     experiment = parse_settings(Experiment, fields, f"experiment {fields.get('name')!r}")
+    for name in (
+        {"tune", "tune_budget", "tune_centre"} & {*flags} if experiment.lr != "tuned" else ()
+    ):
+        raise SweepError(f"{name} needs lr tuned, got {experiment.lr}. Add --lr tuned.")
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})

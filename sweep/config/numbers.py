@@ -8,6 +8,7 @@ from typing import Any
 from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
+EXAMPLES = {"budget": "327.68M", "memory": "16GiB", "batches": "1,8,32"}
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
@@ -23,7 +24,8 @@ def parse_count(text: str | int | float, subject: str = "number", least: int = 1
         is_whole = False
     if not is_whole:
         problem = f"must be a whole number of at least {least}, got {text!r}"
-        raise SweepError(f"{subject} {problem}. Write it such as 8 or 327.68M.")
+        example = next((EXAMPLES[name] for name in EXAMPLES if name in subject), "8")
+        raise SweepError(f"{subject} {problem}. Write it such as {example}.")
     if value > 10**18:
         raise SweepError(f"{subject} must be at most 1e18, got {text!r}. Lower it.")
     return int(value)

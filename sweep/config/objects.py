@@ -168,8 +168,8 @@ def _files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
 def require_extra(package: str, extra: str, subject: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise SweepError(
-            f"{subject} needs the extra {extra}. Install it with `pip install -e '.[{extra}]'` in "
-            "the project's folder."
+            f"{subject} needs the extra {extra}. Run `pip install 'batch-size-sweep[{extra}]'`, or "
+            f"in a checkout `pip install -e '.[{extra}]'`."
         )
 
 

@@ -48,8 +48,7 @@ def estimate(planned: Planned) -> Planned:
         row.model_copy(update={"forecast_seconds": duration, "forecast_bytes": peak})
         for row, duration, peak in zip(plan.trials, seconds, peaks, strict=True)
     )
-    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
-    disk = disk_bytes(plan, at_once)
+    disk = disk_bytes(plan, len(attempt_slots(plan.execution.device, plan.execution.devices)))
     changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows, "disk_bytes": disk}
     tokenizer = tokenizer_of(plan.settings)
     if plan.data and tokenizer and (text := find_prepared(plan.data, tokenizer)):

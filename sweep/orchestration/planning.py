@@ -133,12 +133,12 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
         new = build_plan(experiment, old.execution, inputs, command=command, old=old)
-        plan = grow_plan(old, new)
+        plan = grow_plan(old, new, folder.path)
         if len(plan.trials) > len(old.trials):
             if new.largest_step.microbatch_size > old.largest_step.microbatch_size:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
                 new = build_plan(experiment, execution, inputs, command=command, old=old)
-                plan = grow_plan(old, new)
+                plan = grow_plan(old, new, folder.path)
             if new.settings.command is None and (new.code or new.settings.traits.samples):
                 inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
@@ -352,7 +352,7 @@ def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:
 def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
     """Write a plan with the trials on disk, and config.json of every trial that has none."""
     stored = _find_plan(folder, plan.code)  # another command may have written it meanwhile
-    plan = grow_plan(stored, plan) if stored else plan
+    plan = grow_plan(stored, plan, folder.path) if stored else plan
     folder.path.mkdir(parents=True, exist_ok=True)
     if not plan.sweep_uid:  # new, or written again after the user removed it
         uid = read_record(folder).get("sweep_uid") or uuid.uuid4().hex

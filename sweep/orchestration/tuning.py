@@ -176,8 +176,7 @@ class Tuning:
         plan = self.schedule.plan
         key = ("tune", cell, TUNING_SEED)
         rows = [r for r in plan.known_trials if (r.stage, r.cell, r.seed) == key]
-        extra: tuple[str, ...] = ()
-        rungs: tuple[int, ...] = ()
+        extra, rungs = tuple[str, ...](), tuple[int, ...]()
         if winner is None:
             least = min(row.tokens for row in rows)
             rows = [row for row in rows if row.tokens == least]
@@ -215,10 +214,8 @@ class Tuning:
                 loss = line[objective.curve]
                 loss = math.inf if loss is None else objective.sign * float(loss)
                 points[line["step"]] = line["tokens"], loss
-        is_diverged, value = (
-            status.cause is Cause.DIVERGED,
-            trial_value(self.folder, row, objective),
-        )
+        is_diverged = status.cause is Cause.DIVERGED
+        value = trial_value(self.folder, row, objective)
         minimized: float | None = math.inf  # diverged, or pruned at a rung
         if is_to_run(status):
             minimized = None
@@ -346,9 +343,7 @@ def open_storage(url: str) -> BaseStorage:
 
 def is_without_answer(error: BaseException | None) -> bool:
     """Return True if a database server does not answer, or another process locks the file."""
-    if sqlite_fault(error) == "locked":
-        return True
-    return any(
+    return sqlite_fault(error) == "locked" or any(
         isinstance(cause, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError)
         and not isinstance(cause.orig, sqlite3.Error)
         for cause in causes_of(error)

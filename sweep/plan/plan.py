@@ -278,7 +278,7 @@ def _plan_cell(
     )
 
 
-def grow_plan(old: Plan, new: Plan) -> Plan:
+def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     """Return `old` with the trials of `new`, which may add batch sizes, seeds and rates only."""
     was_tuned, is_tuned = (any(row.policy == "tuned" for row in p.trials) for p in (old, new))
     excluded = NOT_SHARED if was_tuned and is_tuned else {*NOT_SHARED, "tuning"}
@@ -289,8 +289,8 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
     )
     if difference := _first_difference(before, after):
         raise SweepError(
-            f"a sweep may only grow by batch sizes, seeds and rates, but {difference}. "
-            "Choose another --out for another experiment."
+            f"{folder} holds a sweep of {old.experiment}, which may grow by batch sizes, seeds and "
+            f"rates only, but {difference}. Choose another --out for another question."
         )
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
     tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)

@@ -294,7 +294,8 @@ def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0
     low, high = axis.dataLim.intervalx if name == "x" else axis.dataLim.intervaly
     if not 0 < least_ratio * low < high:  # without data the limits are infinite
         return
-    axis.set(**{f"{name}scale": "log"})
+    with np.errstate(over="ignore"):  # limits beyond the largest float
+        axis.set(**{f"{name}scale": "log"})
     scaled = axis.xaxis if name == "x" else axis.yaxis
     subs = (1, 1.5, 2, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5)
     scaled.set_major_locator(LogLocator(subs=subs))

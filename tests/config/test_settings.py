@@ -291,3 +291,20 @@ def test_names_of_no_object_are_refused(name, project):
 def test_a_target_makes_the_rate_constant_and_averages_the_weights(name):
     schedule = load_experiment(name, {"target": 3.5}).schedule
     assert (schedule.name, schedule.average) == ("constant", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "example"),
+    [("seeds", "0", "8"), ("batches", "4;8", "1,8,32"), ("budget", "much", "327.68M")],
+)
+def test_the_example_of_a_number_is_one_of_its_kind(name, value, example):
+    with pytest.raises(SweepError, match=rf"Write it such as {example}\."):
+        load_experiment("quick", {name: value})
+
+
+@pytest.mark.parametrize("name", ["tune_budget", "tune_centre", "tune"])
+def test_flags_of_tuning_are_refused_at_a_fixed_rate(name):
+    value = {"tune_budget": "1k", "tune_centre": "0.01", "tune": "lr,beta2"}[name]
+    assert load_experiment("quick", {name: value, "lr": "tuned"})
+    with pytest.raises(SweepError, match=f"{name} needs lr tuned"):
+        load_experiment("quick", {name: value})
