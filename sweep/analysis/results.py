@@ -430,8 +430,8 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
         parts = [settings.model.name]
         if settings.command is None:
             parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
-            optimizer = label.rpartition(", ")[0] or settings.optimizer.name
-            parts += [f"optimizer {optimizer}", f"{settings.schedule.name} schedule"]
+            parts.append(f"optimizer {join(settings.optimizer_names)}")
+            parts.append(f"{settings.schedule.name} schedule")
     has_target = bool(reports["target"].notna().any())
     if has_target:
         parts.append(f"target {reports['target'].max():g}")

@@ -56,6 +56,8 @@ def rule_costs(
     interpolation.
     """
     fitted = {rate.batch_size: rate for rate in rates if rate.optimum is not None}
+    if len(fitted) < max(2, len(rates)):  # a rule has to suit every batch size
+        return []
     by_rule: dict[str, dict[int | None, dict[int, float]]] = {}
     for anchor, rate in fitted.items():
         best = rate.optimum or math.nan
@@ -63,7 +65,7 @@ def rule_costs(
         for name, exponent in (("same", 0.0), ("sqrt", 0.5), ("linear", 1.0)):
             chosen = {size: best * ratio**exponent for size, ratio in ratios.items()}
             by_rule.setdefault(name, {})[anchor] = chosen
-    if fitted and (step_law := _step_law(plan)):
+    if step_law := _step_law(plan):
         by_rule["step_law"] = {None: dict.fromkeys(fitted, step_law)}
     return [
         RuleCost(name, anchor, chosen, {s: _cost(fitted[s], r, sigma) for s, r in chosen.items()})

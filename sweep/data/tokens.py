@@ -244,16 +244,14 @@ def write_tokens(
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    characters = 0
+    batch, characters = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece.text)
         if characters >= BATCH_CHARACTERS:
             watchdog.progress()
             yield batch
-            batch = []
-            characters = 0
+            batch, characters = [], 0
     yield batch
 
 

@@ -119,8 +119,9 @@ def next_rates(
     best, reach = best_of(tried), 2.0**EXTENSIONS
     if best.rate == min(rates) and best.rate > min(grid) / reach * ROUNDING:
         return (best.rate / 2,)
-    if best.rate == max(rates) and best.rate * ROUNDING < max(grid) * reach:
-        return (best.rate * 2,)
+    top = max(tried, key=lambda trial: trial.rate)  # which may be as good as the best
+    if top.loss == best.loss != math.inf and top.rate * ROUNDING < max(grid) * reach:
+        return (top.rate * 2,)
     gaps = [(round(abs(math.log(t.rate / best.rate)), 9), t.rate) for t in neighbours(tried)]
     if not gaps:
         return ()

@@ -27,8 +27,9 @@ GREY = "#555555"
 MARKERS, LINES = "os^DvPh", ("-", "--", ":", "-.")  # by policy
 GREEN = "#009E73"
 VERDICTS = {WITHIN: (GREEN, "D"), UNDECIDED: (GREY, "s"), OUTSIDE: ("#D55E00", "o")}
-TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
-BOTTOM_EDGE = 0.03  # height of the marks of pruned trials
+# Heights of marks of trials without a result, as fractions of the axes, by the objective's sign:
+# diverged ones where results are worst, pruned ones where they are best.
+EDGES = {1: 0.985, -1: 0.03}
 
 
 def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
@@ -52,7 +53,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG whose bytes depend on the picture alone."""
-    with replacing(path) as part:
+    with np.errstate(over="ignore"), replacing(path) as part:  # limits beyond the largest float
         figure.savefig(part, format="png", metadata={"Software": None})
 
 
@@ -104,7 +105,8 @@ def plot_loss(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, (axis,) = new_figure()
     _plot_by_batch(axis, sweep, cells, "final_valid_loss")
     axis.set_ylabel(f"{sweep.plan.settings.traits.objective.title} {_loss_unit(sweep)}")
-    _mark_diverged(axis, report_trials(sweep.trials), "batch_size")
+    sign = sweep.plan.settings.objective.sign
+    _mark_diverged(axis, report_trials(sweep.trials), "batch_size", sign)
     return with_legend(figure)
 
 
@@ -168,7 +170,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         axis.set_ylabel(title)
         if metric.endswith("/loss"):
             _set_log_scale(axis, "y", least_ratio=2)
-        _mark_diverged(axis, trials, "tokens")
+        _mark_diverged(axis, trials, "tokens", objective.sign if metric == objective.curve else 1)
         axis.set(xlabel=f"training {sweep.plan.settings.traits.tokens}", xlim=(0, None))
         axis.xaxis.set_major_formatter(lambda value, _: format_count(value))
         axis.xaxis.set_major_locator(MaxNLocator(5))
@@ -195,8 +197,8 @@ def plot_rates(policies: Policies, objective: Objective) -> Figure | None:
         axis.plot(measured.index, height_of(measured), marker, markersize=5, **style)
         pruned, lost = losses.index[is_pruned], losses.index[(losses == np.inf) & ~is_pruned]
         style = {"color": color, "markersize": 8, "transform": axis.get_xaxis_transform()}
-        axis.plot(pruned, [BOTTOM_EDGE] * len(pruned), "|", **style)
-        axis.plot(lost, [TOP_EDGE] * len(lost), "X", **style)
+        axis.plot(pruned, [EDGES[-objective.sign]] * len(pruned), "|", **style)
+        axis.plot(lost, [EDGES[objective.sign]] * len(lost), "X", **style)
         if rate.optimum is not None:
             log_rates = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
             log_rates = np.linspace(log_rates.min(), log_rates.max(), 100)
@@ -294,7 +296,7 @@ def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0
     low, high = axis.dataLim.intervalx if name == "x" else axis.dataLim.intervaly
     if not 0 < least_ratio * low < high:  # without data the limits are infinite
         return
-    with np.errstate(over="ignore"):  # limits beyond the largest float
+    with np.errstate(over="ignore"):
         axis.set(**{f"{name}scale": "log"})
     scaled = axis.xaxis if name == "x" else axis.yaxis
     subs = (1, 1.5, 2, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5)
@@ -303,12 +305,12 @@ def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0
     scaled.set_major_formatter("{x:g}")
 
 
-def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
+def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str, sign: int) -> None:
     diverged = trials.loc[trials["cause"] == "diverged", x]
     if len(diverged):
         style: dict[str, Any] = {"color": DIVERGED_COLOR, "label": f"diverged ({len(diverged)})"}
         style |= {"zorder": 5, "transform": axis.get_xaxis_transform()}
-        axis.plot(diverged, [TOP_EDGE] * len(diverged), "X", **style)
+        axis.plot(diverged, [EDGES[sign]] * len(diverged), "X", **style)
 
 
 def _loss_unit(sweep: Sweep) -> str:

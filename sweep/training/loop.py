@@ -82,12 +82,10 @@ def train(
 
     The ending is `trained`, `diverged`, `paused`, or what `should_stop` answered.
     """
-    science = config.science
-    progress = Progress()
+    science, progress = config.science, Progress()
     length = store.load(step, progress)
-    log = None
-    if ranks.rank() == 0:
-        log = MetricsLog(store.folder.metrics_path, length, store.check)
+    path = store.folder.metrics_path
+    log = None if ranks.rank() else MetricsLog(path, length, store.check)
     progress.charged_at = started
     progress.charge("other")
     if progress.step and log:

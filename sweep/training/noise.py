@@ -85,8 +85,7 @@ class NoiseProbe:
 def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:
     """Return trΣ̂ and Ĝ² over this device's batch, in parts of `size` ≤ microbatch sequences."""
     sums = [torch.zeros_like(parameter) for parameter in step.parameters]
-    squares = 0.0
-    count = len(batch[0]) // size
+    squares, count = 0.0, len(batch[0]) // size
     for first in range(0, count * size, size):
         step.backward(tuple(part[first : first + size] for part in batch), is_eager=True)
         squares += _square([p.grad for p in step.parameters if p.grad is not None])

@@ -15,6 +15,7 @@ from sweep.analysis.results import answer_of, judge_trials
 from sweep.analysis.scaling import describe_costs, rate_exponent, rule_costs
 from sweep.config.objective import Objective
 from sweep.errors import SweepError
+from sweep.plan.curves import rate_points
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.analysis.noisy_quadratic import quadratic_loss
 
@@ -329,12 +330,12 @@ def test_the_cost_of_rules_is_that_of_the_closed_form(tmp_path):
     rows = [
         {"stage": "tune", "batch_size": size, "seed": 1000, "learning_rate": rate}
         | {"final_valid_loss": float(quadratic_loss([tokens / size], size, [rate], 100)[0])}
-        for size in (8, 32, 128)
+        for size in (8, 16, 32)
         for rate in grid
     ]
     trials = pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE")
     (result,) = sweep_of(trials)
-    costs = rule_costs(plan, result.rates, dict.fromkeys((8, 32, 128), 1e-9))
+    costs = rule_costs(plan, result.rates, dict.fromkeys((8, 16, 32), 1e-9))
     assert {cost.rule for cost in costs} == {"same", "sqrt", "linear"}
     best = {rate.batch_size: rate.optimum for rate in result.rates}
     for cost in costs:
@@ -349,8 +350,11 @@ def test_the_cost_of_rules_is_that_of_the_closed_form(tmp_path):
             assert cost.costs[size].value == pytest.approx(truth, abs=0.02 * abs(truth) + 1e-3)
     assert not any(None in cost.costs.values() for cost in costs)
     assert describe_costs(costs, 1e-6).startswith("No")
+    assert rule_costs(plan, result.rates[:1], {}) == []  # nothing could follow a rule
+    unknown = replace(result.rates[0], points=rate_points({}))
+    assert rule_costs(plan, [unknown, *result.rates[1:]], {}) == []
     assert describe_costs(costs, 1e9).startswith("Yes")
-    for cost in rule_costs(plan, result.rates, dict.fromkeys((8, 32, 128), 10.0)):
+    for cost in rule_costs(plan, result.rates, dict.fromkeys((8, 16, 32), 10.0)):
         others = [own for size, own in cost.costs.items() if size != cost.anchor]
         assert all(own.high - own.low > 1 for own in others)
         assert cost.costs[cost.anchor].low == cost.costs[cost.anchor].high == 0  # by definition

@@ -8,9 +8,12 @@ import pytest
 import sweep
 from sweep.analysis.answer import describe
 from sweep.analysis.frames import TRIAL_COLUMNS
-from sweep.analysis.results import judge_trials
+from sweep.analysis.results import judge_trials, scope_of
 from sweep.analysis.rules import prepare, rows_of_trials
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from tests.analysis.test_answer import table
+from tests.plans import build_plan
 
 
 def tables(noise=1e-4, **losses):
@@ -75,6 +78,13 @@ def test_a_batch_size_at_which_an_optimizer_diverged_leaves_the_ranking_open():
     says = [line for line in text if "provisional with" in line or line.startswith("Also with")]
     assert [line.partition(": ")[2] for line in says] == [*made.reasons, *other.reasons]
     assert other.reasons and says[-1].partition(": ")[0].endswith("with muon")
+
+
+def test_the_scope_names_all_optimizers():
+    experiment = load_experiment("quick", {"optimizers": "adamw,muon", "precision": "fp32"})
+    trials = tables(adamw=BETTER, muon=WORSE).reindex(columns=list(TRIAL_COLUMNS))
+    plan = build_plan(experiment, Execution(device="cpu"))
+    assert "optimizer adamw and muon" in scope_of(trials, "adamw, tuned", plan)
 
 
 def test_an_optimizer_with_too_few_results_is_named_and_makes_the_answer_provisional():

@@ -168,3 +168,11 @@ def test_a_trial_is_pruned_at_the_first_evaluation_at_twice_the_least_tokens():
     assert last_step(3201, step_tokens, steps, points) == 150
     assert last_step(1e9, step_tokens, steps, points) is None  # its end decides
     assert last_step(4000, step_tokens, steps, points) in milestone_steps(steps, points)
+
+
+def test_the_search_goes_beyond_a_highest_rate_that_is_as_good_as_the_best():
+    losses = {0.25: 0.3, 0.5: 0.2, 1.0: 0.1, 2.0: 0.02, 4.0: 0.02}
+    tried = [RateTrial(rate, losses[rate]) for rate in GRID]
+    assert next_rates(tried, GRID) == (8.0,)
+    lost = [RateTrial(rate, math.inf) for rate in GRID]
+    assert next_rates(lost, GRID) == (0.125,)

@@ -7,7 +7,7 @@ from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
 from sweep.config.objective import Objective
 from sweep.report import figures
-from sweep.report.figures import BOTTOM_EDGE, TOP_EDGE, batch_colors
+from sweep.report.figures import EDGES, batch_colors
 
 
 def read(path):
@@ -20,7 +20,7 @@ def test_every_complete_seed_is_a_point_and_only_whole_cells_are_joined(mixed):
     (axis,) = figures.plot_loss(sweep, cells).axes
     drawn = np.concatenate([x.get_ydata() for x in axis.lines if x.get_linestyle() == "None"])
     losses = sweep.trials["final_valid_loss"].dropna()
-    assert sorted(y for y in drawn if y != TOP_EDGE) == sorted(losses)
+    assert sorted(y for y in drawn if y != EDGES[1]) == sorted(losses)
     lines = {x.get_label(): x for x in axis.lines if x.get_linestyle() != "None"}
     assert list(lines["fixed 1e-3"].get_xdata()) == [16]
     means = cells.loc[cells["policy"] != "fixed", "final_valid_loss"]
@@ -38,7 +38,7 @@ def test_ticks_are_the_batch_sizes(mixed):
 def test_diverged_trials_are_at_the_top_edge_and_are_counted(plot, mixed):
     axis = plot(*read(mixed)).axes[0]
     (cross,) = [line for line in axis.lines if line.get_label() == "diverged (1)"]
-    assert cross.get_marker() == "X" and list(cross.get_ydata()) == [TOP_EDGE]
+    assert cross.get_marker() == "X" and list(cross.get_ydata()) == [EDGES[1]]
     if plot is figures.plot_loss:
         assert list(cross.get_xdata()) == [64]
 
@@ -95,7 +95,7 @@ def test_the_rates_have_their_points_curve_and_vertex_and_marks_of_pruned_trials
         assert len(pruned) == (rate.batch_size == 4)
         for line in pruned:
             assert list(line.get_xdata()) == [sweep.trials.loc[lowest, "learning_rate"]]
-            assert list(line.get_ydata()) == [BOTTOM_EDGE]
+            assert list(line.get_ydata()) == [EDGES[-1]]
 
 
 def test_the_rates_show_a_maximized_objective_by_its_own_name_and_sign(tuned):
