@@ -304,6 +304,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             )
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
+    adds = added or new.has_looks  # seeds follow
     settings = {
         "answer": new.settings.answer,
         "seeds": new.settings.seeds,
@@ -318,7 +319,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             "settings": old.settings.model_copy(update=settings),
             "has_looks": old.has_looks or new.has_looks or has_more_seeds,
             "trials": (*old.known_trials, *added),
-            "commands": tuple(dict.fromkeys(old.commands + (new.commands if added else ()))),
+            "commands": tuple(dict.fromkeys(old.commands + (new.commands if adds else ()))),
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,

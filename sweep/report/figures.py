@@ -27,8 +27,7 @@ GREY = "#555555"
 MARKERS, LINES = "os^DvPh", ("-", "--", ":", "-.")  # by policy
 GREEN = "#009E73"
 VERDICTS = {WITHIN: (GREEN, "D"), UNDECIDED: (GREY, "s"), OUTSIDE: ("#D55E00", "o")}
-# Heights of marks of trials without a result, as fractions of the axes, by the objective's sign:
-# diverged ones where results are worst, pruned ones where they are best.
+# Heights of marks of diverged trials by the objective's sign; pruned ones are at the other end.
 EDGES = {1: 0.985, -1: 0.03}
 
 

@@ -201,3 +201,9 @@ def test_the_answering_command_keeps_the_optimizers():
     words = "sweep run quick --optimizers adamw,muon --batches 4,8 --lr tuned --seeds auto"
     assert answering_command(plan) == words
     assert answering_command(make(optimizers="adamw,muon", lr="tuned")) is None
+
+
+def test_a_command_that_adds_seeds_until_all_is_clear_is_recorded_before_it_adds_any():
+    first = make(command=("sweep", "run", "a"))
+    auto = make(seeds="auto", old=first, command=("sweep", "run", "a", "--seeds", "auto"))
+    assert grow_plan(first, auto).commands == first.commands + auto.commands
