@@ -39,6 +39,8 @@ def test_the_example_runs(example, small, environment, tmp_path):
     words = [word.replace("FOLDER", str(tmp_path)) for word in run_of(example)[1:]]
     for flag, value in {"--budget": small, "--batches": "16,64", "--lr": "1e-3"}.items():
         words[words.index(flag) + 1] = value
+    if "--tune-centre" in words:
+        del words[(index := words.index("--tune-centre")) : index + 2]
     words += ["--seeds", "1", "--device", "cpu", "--yes", "--quiet", "--json"]
     words[words.index("--out") + 1] = str(tmp_path / "out")
     done = subprocess.run(
