@@ -312,10 +312,8 @@ def describe(answer: Answer) -> list[str]:
         lines += ranking.describe(answers)
         lines += [" ".join(_describe_sizes(other)) for other in ranking.answers]
     reasons = [f"{each.with_optimizer}: {reason}" for each in answers for reason in each.reasons]
-    return [
-        *lines,
-        *(f"{'Also' if i else 'This is provisional'}{r}" for i, r in enumerate(reasons)),
-    ]
+    lines += [f"This is provisional{reason}" for reason in reasons[:1]]
+    return lines + [f"Also{reason}" for reason in reasons[1:]]
 
 
 def _describe_sizes(answer: Answer) -> list[str]:

@@ -431,10 +431,9 @@ def load_experiment(
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
     experiment = parse_settings(Experiment, fields, f"experiment {fields.get('name')!r}")
-    for name in (
-        {"tune", "tune_budget", "tune_centre"} & {*flags} if experiment.lr != "tuned" else ()
-    ):
-        raise SweepError(f"{name} needs lr tuned, got {experiment.lr}. Add --lr tuned.")
+    for_tuning = sorted({"tune", "tune_budget", "tune_centre"} & {*flags})
+    if for_tuning and experiment.lr != "tuned":
+        raise SweepError(f"{for_tuning[0]} needs lr tuned, got {experiment.lr}. Add --lr tuned.")
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})

@@ -14,7 +14,7 @@ class Objective:
 
     name: str = "final_valid_loss"
     direction: str = "minimize"  # or maximize
-    unit: str = ""  # "ratio": values are logarithms, and gaps are shares of the best value
+    unit: str = ""
     tolerance: float = 0.01  # so far from the best is good enough
     label: str = ""  # on the axis of a figure, if it is not the unit
 
@@ -29,6 +29,7 @@ class Objective:
 
     @property
     def is_ratio(self) -> bool:
+        """Whether values are logarithms, and gaps are shares of the best value."""
         return self.name == "tokens_to_target"
 
     @property

@@ -27,6 +27,7 @@ PLACEHOLDERS = (
 )
 NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
+RUNS_MODULE = re.compile(r"-\w*m")  # the option before a module that Python runs
 # Prints the versions of the packages that contain modules, in the environment of a Python.
 VERSIONS = """
 import contextlib, json, sys
@@ -150,11 +151,11 @@ def files_of_command(command: str, with_modules: bool = True) -> list[Path]:
     words = _named_words(command)
     names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
     paths = map(Path, filter(os.path.isfile, names))
-    found = [path for path in paths if not PYTHON.fullmatch(path.name)]
+    files = [path for path in paths if not PYTHON.fullmatch(path.name)]
     for option, module in itertools.pairwise(words):
-        if with_modules and re.fullmatch(r"-\w*m", option):
-            found += _files_of_module(module, _roots([], words))
-    return found
+        if with_modules and RUNS_MODULE.fullmatch(option):
+            files += _files_of_module(module, _roots([], words))
+    return files
 
 
 def _files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
@@ -194,7 +195,7 @@ def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tup
 def check_code(names: Sequence[str], code: Mapping[str, Any]) -> None:
     """Refuse objects or a command with a file that was not identified."""
     for name, digest in _hash_code(names)[0].items():
-        if digest not in code["files"].values():  # names may differ on another machine
+        if digest not in code.get("files", {}).values():  # names may differ on another machine
             raise SweepError(f"{name} has changed since the sweep was planned. Restore it.")
 
 
@@ -210,7 +211,7 @@ def _hash_code(names: Sequence[str]) -> tuple[dict[str, str], set[str], str]:
             paths, words = [path.absolute() for path in files_of_command(name)], _named_words(name)
             named = files_of_command(name, with_modules=False)
             own = [file.parent for path in named for file in (path.absolute(), path.resolve())]
-            modules = [m for flag, m in itertools.pairwise(words) if re.fullmatch(r"-\w*m", flag)]
+            modules = [m for flag, m in itertools.pairwise(words) if RUNS_MODULE.fullmatch(flag)]
             pythons = [word for word in words if PYTHON.fullmatch(Path(word).name)]
             pythons += [str(Path(shutil.which(words[0]) or python).with_name("python")), "python"]
             python = next(filter(None, map(shutil.which, pythons)), python)
@@ -224,7 +225,7 @@ def _hash_code(names: Sequence[str]) -> tuple[dict[str, str], set[str], str]:
     loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
     paths += [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
     with user_code(f"the Python files of {', '.join(names)} must be valid"):
-        return *_hash_files(paths, _roots(own, words), imported), python
+        return _hash_files(paths, _roots(own, words), imported), imported, python
 
 
 def _roots(own: Iterable[Path], words: Iterable[str]) -> list[Path]:
@@ -236,10 +237,8 @@ def _roots(own: Iterable[Path], words: Iterable[str]) -> list[Path]:
     return [path for folder in folders for path in (folder / "src", folder)]
 
 
-def _hash_files(
-    pending: list[Path], roots: Sequence[Path], imported: set[str]
-) -> tuple[dict[str, str], set[str]]:
-    """Hash files below the first of some folders that contains them; add what they import."""
+def _hash_files(pending: list[Path], roots: Sequence[Path], imported: set[str]) -> dict[str, str]:
+    """Hash files in some folders, and those that they import; add the modules to `imported`."""
     names, python, sweep = dict[Path, str](), Path(os.__file__).parent, Path(__file__).parents[1]
     libraries = {python, sweep, "site-packages", "dist-packages"}
     while pending:
@@ -256,8 +255,7 @@ def _hash_files(
                 pending += filter(Path.is_file, itertools.chain(*sources))
                 imported.update(part.name for part in parts[-1:])
     texts = [*names.values()]
-    files = {n if texts.count(n) == 1 else str(p): sha256_of_file(p) for p, n in names.items()}
-    return files, imported
+    return {n if texts.count(n) == 1 else str(p): sha256_of_file(p) for p, n in names.items()}
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sweep.config import sha256_of_file
-from sweep.config.objects import fill_placeholders
+from sweep.config.objects import check_code, fill_placeholders
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training import device as machine
@@ -80,8 +80,8 @@ class Report:
 
     def save(self) -> str:
         """Write metrics.jsonl, with the time until now in its newest line; return its sha256."""
-        for line in [*self.lines.values()][-1:]:
-            line[SECONDS], self._read_at = self.seconds, time.monotonic()
+        if self.lines:
+            self.lines[self.step][SECONDS], self._read_at = self.seconds, time.monotonic()
         path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
         with replacing(path, self.store.check) as part:
             part.write_text("".join(f"{json.dumps(line)}\n" for line in self.lines.values()))
@@ -159,6 +159,7 @@ def run_command(
     if not config.science.passes("resume"):
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
+    check_code(config.science.user_objects, config.science.code or {})
     report, killed_before, ending = Report(config, store), oom_kills(), None
     process, log_start = _start(config, folder)
     try:

@@ -87,9 +87,6 @@ def run_attempt(
             config = folder.read_config()
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
-            if config.science.code is not None:
-                _seed_everything(config.science.seed)  # modules may draw when they are imported
-                check_code(config.science.user_objects, config.science.code)
             if config.science.command is not None:
                 return _run_command(config, status, store, should_stop)
             if config.execution.devices > 1 and not ranks.is_distributed():
@@ -134,6 +131,8 @@ def _run(
     with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
         _seed_everything(science.seed)
+        if science.code is not None:
+            check_code(science.user_objects, science.code)
         step = TrainingStep(config, device)
         if rank:  # equal weights in all processes, but different random numbers from now on
             _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
@@ -191,26 +190,28 @@ def _launch(
 ) -> Outcome:
     """Run an attempt in several processes on this machine. The failure of one ends all."""
     size, word, deadline = config.execution.devices, None, math.inf
-    running: dict[Future[Outcome], FreshProcess] = {}
+    running: dict[Future[Outcome], tuple[int, FreshProcess]] = {}  # with their ranks
     ends: list[Outcome] = []  # the earliest first
     with tempfile.TemporaryDirectory(prefix="sweep-") as name, ThreadPoolExecutor(size) as threads:
         try:
             for rank in range(size):
                 arguments = (rank, path, status, config.execution, f"file://{name}/store")
                 process = FreshProcess(_run_rank, *arguments)
-                running[threads.submit(outcome_of, process, TrialFolder(path))] = process
+                future = threads.submit(outcome_of, process, TrialFolder(path))
+                running[future] = rank, process
             while running and time.monotonic() < deadline:
                 if not word and (word := should_stop()):
-                    for process in running.values():
+                    for _, process in running.values():
                         process.stop(word)
                 for future in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:
-                    del running[future]
-                    ends.append(future.result())
-                    if ends[-1].kind in FAILURES:
+                    rank, _ = running.pop(future)
+                    ends.append(end := future.result())
+                    if end.kind in FAILURES:
+                        print(f"process {rank}: {end.kind}: {end.message}", flush=True)
                         deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             return first_cause(ends)
         finally:
-            for process in running.values():
+            for _, process in running.values():
                 process.kill()
 
 

@@ -270,9 +270,10 @@ class TrialFolder:
 
     def clear(self) -> None:
         """Remove everything that attempts measured."""
-        results, weights = ("result", "metrics", "losses"), ("weights", "tokenizer")
-        for name in (*results, *weights, "reported", "work", "resume"):
-            remove(getattr(self, f"{name}_path"))
+        measured = (self.result_path, self.metrics_path, self.losses_path)
+        weights = (self.weights_path, self.tokenizer_path)
+        for path in (*measured, *weights, self.reported_path, self.work_path, self.resume_path):
+            remove(path)
         self.remove_checkpoints()
 
 
