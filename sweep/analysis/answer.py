@@ -83,6 +83,11 @@ class Answer:
         return Objective(self.metric, self.direction, self.unit, self.tolerance)
 
     @property
+    def headline(self) -> str:
+        start = "Provisionally, use" if self.provisional else "Use"
+        return f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}."
+
+    @property
     def with_optimizer(self) -> str:
         """The end of a clause that names the optimizer; "" if the sweep has one."""
         name = self.policy.rpartition(", ")[0]
@@ -319,8 +324,7 @@ def describe(answer: Answer) -> list[str]:
 def _describe_sizes(answer: Answer) -> list[str]:
     objective, rows, best = answer.compared, answer.batch_sizes, answer.candidates
     compared = [row for row in rows if row.mean is not None]
-    start, how = "Provisionally, use" if answer.provisional else "Use", answer.with_optimizer
-    lines = [f"{start} batch size {answer.recommended}{how}: {answer.basis}."]
+    lines = [answer.headline]
     is_tuned = any(row.regret_interval for row in rows)
     if not is_tuned:
         lines.insert(0, _describe_losses(answer))

@@ -66,6 +66,11 @@ class SweepTables:
     warnings: tuple[str, ...]  # sentences about files that were left out
     checked: dict[str, Any]  # check.json, if it is of the plan's code
 
+    @property
+    def batch_sizes(self) -> list[int]:
+        """All batch sizes of the plan, which choose the colors."""
+        return sorted({row.batch_size for row in self.plan.trials})
+
 
 def load_tables(path: str | Path) -> SweepTables:
     """Read a sweep folder without starting or changing anything.

@@ -3,20 +3,18 @@
 Also write the pages of `sweep forecast` and `sweep probe`.
 """
 
-import base64
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markdown_it import MarkdownIt
+from jinja2 import Environment, StrictUndefined
 
 from sweep.analysis import frames
 from sweep.analysis.answer import Answer, BatchSizeAnswer, typical_time
@@ -30,7 +28,8 @@ from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.errors import printable
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.plan.rates import describe_policy, optimizer_facts
-from sweep.report.figures import draw_figures, save_figure
+from sweep.report.charts import plot_all
+from sweep.report.page import LOADER, to_html
 from sweep.trial.files import replacing, sha256_of
 from sweep.version import __version__
 
@@ -44,14 +43,15 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     """
     sweep, out = load_sweep(path), Path(out or path)
     cells = frames.compare_batch_sizes(sweep.compared)
-    figures = draw_figures(sweep, cells)
+    charts = plot_all(sweep)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        if figure:
-            save_figure(figure, folder / f"{name}.png")
-        else:  # an earlier report may have had it
-            (folder / f"{name}.png").unlink(missing_ok=True)
+    for name, chart in charts.items():
+        with replacing(folder / f"{name}.png") as part:
+            part.write_bytes(chart.png)
+    for path in folder.glob("*.png"):  # of an earlier report
+        if path.stem not in charts:
+            path.unlink()
     frames.write_trials_csv(sweep, out / "trials.csv")
     answer = sweep.answer()
     trials = sweep.trials.fillna({"state": "unknown"})
@@ -59,7 +59,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     text = render(
         "report.md.j2",
         version=__version__,
-        figures=figures,
+        charts=charts,
         sweep=sweep,
         policies=sorted(sweep.policies, key=lambda policy: policy is not sweep.leading),
         answer=answer,
@@ -87,8 +87,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         ],
         **_rates(sweep),
     )
-    embedded = {f"figures/{name}.png" for name, figure in figures.items() if figure}
-    page = to_html(text, f"Batch-size sweep: {sweep.name}", out, embedded)
+    page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.batch_sizes)
     document = json.dumps(answer and answer.as_json(), indent=1)
     for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:
@@ -164,20 +163,6 @@ def _kind_of(document: Mapping[str, Any]) -> str:
     return "probe" if "verdict" in document else "forecast"
 
 
-def to_html(markdown: str, title: str, folder: Path, embedded: Collection[str]) -> str:
-    """Render Markdown as one XHTML page, and embed these images, named relative to `folder`."""
-    parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
-
-    def embed(match: re.Match[str]) -> str:
-        if match[1] not in embedded:
-            return 'src=""'
-        data = base64.b64encode((folder / match[1]).read_bytes()).decode()
-        return f'src="data:image/png;base64,{data}"'
-
-    body = re.sub(r'src="([^"]*)"', embed, parser.render(markdown))
-    return HTML.get_template("page.html.j2").render(title=title, body=body)
-
-
 class Code(str):
     """Text for a code block, which is not escaped."""
 
@@ -227,13 +212,12 @@ def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
 
 
 MARKDOWN = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=LOADER,
     undefined=StrictUndefined,
     finalize=escape,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "loss": _with_spread(lambda x: format(x, ".4f" if 1e-3 <= abs(x) < 1e3 else ".5g")),
     "estimate": lambda estimate, form=".4g": format(estimate, form),

@@ -1,0 +1,369 @@
+"""The charts of a report. Each `plot_*` function returns None if there is nothing to compare."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
+from sweep.analysis.checks import supports_fit
+from sweep.analysis.frames import compare_batch_sizes, format_range, mean_of, report_trials
+from sweep.analysis.results import PolicyResult, Sweep
+from sweep.analysis.scaling import rate_exponent
+from sweep.config.numbers import format_count
+from sweep.plan.plan import LEAST_SEEDS
+from sweep.report.drawing import draw
+from sweep.report.vega import (
+    BOTTOM,
+    COUNT,
+    DASHES,
+    SHAPES,
+    SIZE,
+    TOP,
+    Spec,
+    batch_axis,
+    channel,
+    layer,
+    names,
+    panel,
+    size_color,
+)
+
+RED, GREEN = "#d0342c", "#1a9468"
+VERDICTS = {WITHIN: "diamond", UNDECIDED: "square", OUTSIDE: "circle"}
+SQUEEZED = 3  # a policy whose means span less than this part of all has a panel of its own
+START = 0.05  # share of the tokens whose losses may lie above the panel
+POLICY = "policy"  # its label, with the optimizer or the fixed rate
+NAMES = {"batch_size": SIZE, "label": POLICY, "learning_rate": "learning rate"}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: what it shows, and its panels, which are Vega-Lite specifications."""
+
+    title: str
+    panels: list[Spec]
+
+    def draw(self) -> Figure:
+        """Draw it with matplotlib."""
+        return draw(self.panels, self.title)
+
+    @cached_property
+    def png(self) -> bytes:
+        """The picture as a file whose bytes depend on it alone."""
+        with BytesIO() as file, np.errstate(over="ignore"):  # limits beyond the largest float
+            self.draw().savefig(file, format="png", metadata={"Software": None})
+            return file.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def _report_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    return report_trials(trials).drop(columns=POLICY).rename(columns=NAMES)
+
+
+def plot_all(sweep: Sweep) -> dict[str, Chart]:
+    """Return the charts of a report by name."""
+    plots = (plot_answer, plot_loss, plot_steps, plot_rates, plot_curves, plot_throughput)
+    charts = {plot.__name__.removeprefix("plot_"): plot(sweep) for plot in plots}
+    return {name: chart for name, chart in charts.items() if chart}
+
+
+def plot_answer(sweep: Sweep) -> Chart | None:
+    """Plot what each batch size gives up against the best, and the time of its training."""
+    if (answer := sweep.answer()) is None:
+        return None
+    others = answer.optimizers.answers if answer.optimizers else []
+    panels = [_plot_gaps(each, each.policy if others else "") for each in (answer, *others)]
+    seconds = pd.DataFrame(answer.batch_sizes).set_index("batch_size")["seconds"].astype(float)
+    if seconds.notna().any():
+        panels.append(_plot_times(sweep, answer, seconds.dropna()))
+    return Chart(answer.headline, panels)
+
+
+def _plot_gaps(answer: Answer, title: str) -> Spec:
+    objective, sizes = answer.compared, [row.batch_size for row in answer.batch_sizes]
+    factor, unit = objective.scale
+    margin = factor * answer.tolerance
+    rows = pd.DataFrame(
+        {
+            SIZE: row.batch_size,
+            "given up": row.gap,
+            "low": row.gap_to_best[0],
+            "high": row.gap_to_best[1],
+            "seeds": row.seeds,
+            "learning rate": row.learning_rate,
+            "verdict": row.tolerance_verdict,
+        }
+        for row in answer.batch_sizes
+    )
+    ends = ["given up", "low", "high"]
+    rows[ends] = factor * rows[ends].astype(float).clip(lower=0)
+    highest = float(np.nanmax(rows[ends].to_numpy(float), initial=2 * margin))
+    top = 1.3 * highest
+    has_end, is_open = rows["high"].notna(), rows["high"].isna() & rows["low"].notna()
+    rows["high"] = rows["high"].mask(is_open, top)
+    rows["low"] = rows["low"].mask(has_end, rows["low"].fillna(0.0))
+    title_y = f"given up{f' [{unit}]' if unit else ''}, log from {margin:g}"
+    y = channel("given up", [0, top], title_y)
+    y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top]}
+    ticks = [margin * step * 10.0**power for power in range(300) for step in (1, 2, 5)]
+    y["axis"]["values"] = [0, *(tick for tick in ticks if tick <= top)]
+    x, color = batch_axis(sizes), size_color(sizes)
+    low, high = y | {"field": "low"}, {"field": "high"}
+    verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
+    shape = names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
+    band = [{"low": 0, "high": margin}]
+    recommended = [{"recommended": answer.recommended}]
+    layers = [
+        layer("rect", band, None, low, y2=high, color=GREEN, opacity=0.15),
+        layer("rule", recommended, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
+        layer("rule", rows, x, low, y2=high, color=color, strokeWidth=2.5),
+        layer("point", rows[is_open], x, TOP, color=color, shape="triangle-up"),
+        layer("point", rows, x, y, color=color, shape=shape, size=90),
+    ]
+    return panel(layers, sizes, title)
+
+
+def _plot_times(sweep: Sweep, answer: Answer, medians: pd.Series) -> Spec:
+    trials = _report_trials(sweep.trials)
+    is_own = (trials[POLICY] == answer.policy) & (trials["state"] == "COMPLETE")
+    trials = trials[is_own & (not answer.compared.is_ratio)].copy()
+    scales = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+    unit = next(unit for unit, scale in scales.items() if medians.max() >= 2 * scale or scale == 1)
+    name = f"{unit} {'to the target' if answer.compared.is_ratio else 'of training'}"
+    trials[name] = trials["seconds_training"].astype(float) / scales[unit]
+    typical = (medians / scales[unit]).rename(name).rename_axis(SIZE).reset_index()
+    y = channel(name, [0, *trials[name], *typical[name]], f"{name}, median and seeds")
+    sizes = [row.batch_size for row in answer.batch_sizes]
+    x, color = batch_axis(sizes), size_color(sizes)
+    layers = [
+        layer("point", trials[[SIZE, "seed", name]], x, y, color=color, size=30, opacity=0.5),
+        layer("point", typical, x, y, color=color, shape="stroke", size=400, strokeWidth=3),
+    ]
+    return panel(layers, sizes)
+
+
+def plot_loss(sweep: Sweep) -> Chart | None:
+    """Plot the final loss against batch size: seeds, their mean, and its 95 % interval.
+
+    A second panel shows the leading policy alone, if others squeeze it.
+    """
+    settings, cells = sweep.plan.settings, compare_batch_sizes(sweep.compared)
+    means = cells[cells["is_comparable"]].groupby("label", sort=False)
+    spans = means["final_valid_loss"].agg(np.ptp)[means["batch_size"].nunique() > 1]
+    if settings.target is not None or spans.empty:
+        return None
+    objective, trials = settings.traits.objective, _report_trials(sweep.compared)
+    name = objective.title
+    unit = f" {objective.unit}".rstrip()
+    parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
+    title = f"Between batch sizes, the {name} differs by up to {join(parts[:4])}"
+    panels = [_plot_sizes(sweep, trials, "final_valid_loss", name, _axis_title(sweep))]
+    lead = sweep.leading.label if sweep.leading else ""
+    if lead in spans and SQUEEZED * spans[lead] < np.ptp(cells["final_valid_loss"].dropna()):
+        own = trials[trials[POLICY] == lead]
+        panels.append(_plot_sizes(sweep, own, "final_valid_loss", name, f"{name}, {lead} only"))
+    return Chart(title, panels)
+
+
+def plot_throughput(sweep: Sweep) -> Chart | None:
+    """Plot tokens per second, and peak memory, against batch size."""
+    trials, unit = _report_trials(sweep.trials), sweep.plan.settings.traits.tokens
+    trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
+    complete = trials[trials["state"] == "COMPLETE"]
+    speeds = complete.groupby(SIZE)["tokens_per_second"].median().dropna()
+    if len(speeds) < 2:
+        return None
+    text = f"{format_count(speeds.max())} {unit} per second"
+    title = f"Batch size {speeds.idxmax()} is the fastest, with {text}"
+    labels = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory [GiB]"}
+    shown = [metric for metric in labels if complete[metric].notna().any()]
+    return Chart(title, [_plot_sizes(sweep, trials, metric, labels[metric]) for metric in shown])
+
+
+def _plot_sizes(
+    sweep: Sweep, trials: pd.DataFrame, metric: str, name: str, title: str = ""
+) -> Spec:
+    """Plot a metric against batch size: complete seeds, and their mean in whole cells.
+
+    The loss has intervals, and does not begin at 0; of other metrics the line is the median.
+    """
+    is_loss, sizes = metric == "final_valid_loss", sweep.batch_sizes
+    trials = trials.rename(columns={metric: name}).astype({name: float})
+    complete = trials[trials["state"] == "COMPLETE"]
+    groups = complete.groupby([POLICY, SIZE], sort=False)[name]
+    middle = groups.agg(["mean" if is_loss else "median", "size"]).set_axis([name, "seeds"], axis=1)
+    middle[["low", "high"]] = math.nan
+    if is_loss:
+        intervals = [mean_of(values.to_list())[1:] for _, values in groups]
+        middle[["low", "high"]] = np.where(middle[["seeds"]] < LEAST_SEEDS, np.nan, intervals)
+        planned = trials.groupby([POLICY, SIZE]).size().reindex(middle.index)
+        middle = middle[middle["seeds"] == planned]
+    middle = middle.reset_index()
+    ends = [*middle["low"], *middle["high"]] if is_loss else [0.0]
+    form = COUNT if metric.startswith("tokens") else ""
+    x, y = batch_axis(sizes), channel(name, [*complete[name], *ends], title or name, form)
+    labels, color = [*trials[POLICY].unique()], size_color(sizes)
+    shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
+    diverged = trials.loc[trials["cause"] == "diverged", [SIZE, POLICY, "seed", "cause"]]
+    points = complete[[SIZE, POLICY, "seed", name]]
+    edge = BOTTOM if sweep.plan.settings.objective.sign < 0 else TOP
+    layers = [
+        layer("line", middle, x, y, strokeDash=dash),
+        layer("rule", middle, x, y | {"field": "low"}, y2={"field": "high"}, color=color),
+        layer("point", points, x, y, color=color, shape=shape, size=25, opacity=0.5),
+        layer("point", middle, x, y, color=color, shape=shape, size=70),
+        layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
+    ]
+    return panel(layers, sizes)
+
+
+def _axis_title(sweep: Sweep) -> str:
+    objective = sweep.plan.settings.traits.objective
+    return f"{objective.title} [{objective.label}]" if objective.label else objective.title
+
+
+def plot_curves(sweep: Sweep) -> Chart | None:
+    """Plot training loss (or mean reward) and validation loss against tokens.
+
+    Curves are means over the complete seeds; other trials have their own.
+    """
+    traits, trials = sweep.plan.settings.traits, _report_trials(sweep.trials)
+    objective = traits.objective
+    unit = f" [{objective.label}]" if objective.label else ""
+    metrics = {"train/loss": f"training loss{unit}"}
+    if traits.samples:  # the training loss is a surrogate close to 0
+        metrics = {"reward/mean": "mean reward of a step's completions"}
+    metrics[objective.curve] = objective.title.removeprefix("final ") + unit
+    own = trials["id"].where(trials["state"] != "COMPLETE", "")
+    curves = trials[["id", POLICY, SIZE]].assign(trial=own)
+    points = sweep.curves.astype({"id": object}).merge(curves, on="id")
+    panels, found = [], ""
+    for metric, title in metrics.items():
+        measured = points.dropna(subset=metric) if metric in points else points.iloc[:0]
+        keys = [POLICY, SIZE, "trial"]
+        seeds = measured.groupby(keys)["id"].nunique().rename("seeds")
+        rows = measured.groupby([*keys, "tokens"])[metric].agg(["mean", "size"]).reset_index()
+        rows = rows.merge(seeds, on=keys).query("size == seeds").drop(columns="size")  # all seeds
+        rows = rows.rename(columns={"mean": title, "tokens": traits.tokens})
+        if not (rows.groupby(keys).size() > 1).any():
+            continue
+        settled = rows.loc[rows[traits.tokens] >= START * rows[traits.tokens].max(), title]
+        x = channel(traits.tokens, [0, *rows[traits.tokens]], f"training {traits.tokens}", COUNT)
+        y = channel(title, settled, scale="narrow" if metric.endswith("/loss") else "linear")
+        labels, color = [*trials[POLICY].unique()], size_color(sweep.batch_sizes)
+        dash = names(POLICY, labels, DASHES)
+        edge = BOTTOM if objective.sign < 0 and metric == objective.curve else TOP
+        diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
+        diverged = diverged.rename(columns={"tokens": traits.tokens})
+        detail = {"field": "trial"}
+        layers = [
+            layer("line", rows, x, y, color=color, strokeDash=dash, detail=detail, tooltip=True),
+            layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
+        ]
+        panels.append(panel(layers, sweep.batch_sizes))
+        last = rows.sort_values(traits.tokens).groupby(keys).last()[title]
+        name = title.partition(" [")[0].capitalize()
+        found = f"{name} ends at {format_range(last, '.4g')}"
+    return Chart(found, panels) if panels else None
+
+
+def plot_rates(sweep: Sweep) -> Chart | None:
+    """Plot the objective (or the tokens to the target) of the tuning trials against the rate."""
+    tuned = [result for result in sweep.policies if result.rates]
+    panels = [_plot_rates(sweep, result, len(tuned) > 1) for result in tuned]
+    best = {rate.batch_size: rate.best for rate in tuned[0].rates if rate.best} if tuned else {}
+    if not best:
+        return None
+    texts = [f"{rate:.2g} at batch size {size}" for size, rate in best.items()]
+    with_policy = f" with {tuned[0].label}" if len(tuned) > 1 else ""
+    title = f"The best learning rates{with_policy} are {join(texts)}"
+    if exponent := rate_exponent(tuned[0].rates):
+        title = f"The best rate is proportional to the batch size to the power of {exponent:.2f}"
+    return Chart(title, panels)
+
+
+def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
+    objective, parts, lowest = sweep.plan.settings.objective, [], []
+    for rate in result.rates:
+        parts.append(rate.trials.assign(**{SIZE: rate.batch_size}))
+        near = rate.points.losses[np.isfinite(rate.points.losses)]
+        lowest += [*near]
+    trials = pd.concat(parts).rename(columns=NAMES)
+    limit = 2 * max(lowest, default=1.0) - min(lowest, default=0.0)
+    name = "training tokens to the target" if objective.is_ratio else objective.title
+    values = np.vectorize(objective.value, [float])
+    is_pruned, is_lost = trials["state"] == "PRUNED", trials["loss"] == np.inf
+    is_far = (trials["loss"] > limit) & ~is_lost
+    trials[name] = values(trials["loss"].where(trials["loss"] <= limit))
+    fits, optima = [], []
+    for rate in result.rates:
+        if rate.optimum is not None:
+            logs = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
+            logs = np.linspace(logs.min(), logs.max(), 40)
+            curve = {"learning rate": np.exp(logs), name: values(rate.fit.losses_at(logs))}
+            fits.append(pd.DataFrame(curve | {SIZE: rate.batch_size}))
+            best = {"learning rate": rate.optimum, name: float(values(rate.fit.level))}
+            optima.append({SIZE: rate.batch_size, **best})
+    sizes, edges = sweep.batch_sizes, [TOP, BOTTOM][:: objective.sign]
+    form = COUNT if objective.is_ratio else ""
+    x = channel("learning rate", trials["learning rate"], "peak learning rate", scale="log")
+    shown = [*trials[name], *(row[name] for row in optima)]
+    y = channel(name, shown, f"{name}, tuning seeds", form, scale="narrow")
+    color, columns = size_color(sizes), [SIZE, "learning rate", "seed", "state", "loss"]
+    far, lost, pruned = (
+        trials.loc[rows, columns] for rows in (is_far, is_lost & ~is_pruned, is_pruned)
+    )
+    layers = [
+        layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
+        layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),
+        layer("point", optima, x, y, color=color, shape="diamond", size=110),
+        layer("point", far, x, edges[0], color=color, shape="triangle-up"),
+        layer("point", lost, x, edges[0], color=color, shape="cross", size=70),
+        layer("point", pruned, x, edges[1], color=color, shape="triangle-down"),
+    ]
+    return panel(layers, sizes, result.label if is_named else "")
+
+
+def plot_steps(sweep: Sweep) -> Chart | None:
+    """Plot steps to the target against batch size, with the fitted curve and B_crit."""
+    curves = {result.label: result.curve for result in sweep.policies if result.curve}
+    parts = [curve.trials.assign(**{POLICY: label}) for label, curve in curves.items()]
+    trials = pd.concat(parts).rename(columns=NAMES) if parts else pd.DataFrame({SIZE: []})
+    if trials[SIZE].nunique() < 2:
+        return None
+    sizes, labels = sweep.batch_sizes, [*curves]
+    target = next(iter(curves.values())).target
+    x, color = batch_axis(sizes), size_color(sizes)
+    y = channel("steps", trials["steps"], f"steps to a validation loss of {target:g}", scale="log")
+    shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
+    columns = [SIZE, POLICY, "seed", "steps", "tokens"]
+    layers, title = [], f"Steps to a validation loss of {target:g}"
+    for label, curve in curves.items():
+        if curve.fit is None:
+            continue
+        grid = np.geomspace(min(sizes), max(sizes), 60)
+        linear = curve.fit.e_min.value / grid
+        fit = pd.DataFrame({"size": grid, POLICY: label, "linear": linear})
+        fit["steps"] = curve.fit.s_min.value + linear
+        along = x | {"field": "size"}
+        layers.append(layer("line", fit, along, y, strokeDash=dash, strokeWidth=1))
+        layers.append(layer("line", fit, along, y | {"field": "linear"}, opacity=0.5))
+        critical = curve.fit.b_crit
+        if supports_fit(curve) and curve.covers(critical.value):
+            low, high = np.clip(critical[1:], min(sizes), max(sizes))
+            row = [{"low": low, "high": high, "critical": critical.value}]
+            start, end = x | {"field": "low"}, {"field": "high"}
+            layers.append(layer("rect", row, start, None, x2=end, opacity=0.12))
+            layers.append(layer("rule", row, x | {"field": "critical"}, None))
+            title += f"; critical batch size {critical:.3g} with {label}"
+    for is_censored, rows in trials.groupby("is_censored"):
+        form = {"shape": "triangle-up", "filled": False} if is_censored else {"shape": shape}
+        layers.append(layer("point", rows[columns], x, y, color=color, size=45, **form))
+    return Chart(title, [panel(layers, sizes)])
