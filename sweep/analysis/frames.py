@@ -75,13 +75,13 @@ class SweepTables:
 def load_tables(path: str | Path) -> SweepTables:
     """Read a sweep folder without starting or changing anything.
 
+    A published folder has plan.json and trials.csv, and no trial folders; its curves are empty.
+
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
     folder = SweepFolder(Path(path))
     refuse_links(folder.path)
-    if (folder.path / "trials.csv").exists() and not folder.trials_path.exists():
-        raise SweepError(f"{path} holds a published plan without its trials. Use `sweep audit`.")
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     records: list[dict[str, Any]] = []
     curves: dict[str, pd.DataFrame] = {}
@@ -94,7 +94,10 @@ def load_tables(path: str | Path) -> SweepTables:
         "has_looks": plan.has_looks,
         "attempts": 0,
     }
-    for row in plan.known_trials:
+    is_published = (folder.path / "trials.csv").exists() and not folder.trials_path.exists()
+    if is_published:
+        records = _read_published(folder.path / "trials.csv")
+    for row in plan.known_trials if not is_published else ():
         trial = folder.trial(str(row.id))
         record = {**row.model_dump(), **common}
         record["optimizer"] = row.optimizer or plan.settings.optimizer.name
@@ -178,6 +181,18 @@ def _without_formula(value: Any) -> Any:
     text = printable(value)  # a lone carriage return would begin a row
     is_formula = unicodedata.normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@"))
     return f"'{text}" if is_formula else text
+
+
+def _read_published(path: Path) -> list[dict[str, Any]]:
+    """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
+    refuse_large(path)
+    try:
+        table = pd.read_csv(path, low_memory=False, compression=None)
+    except (OSError, ValueError) as error:
+        raise SweepError(f"{path} must be a trials.csv ({error}).") from None
+    is_number = [name for name in table if TRIAL_COLUMNS.get(name, "float64") in NUMBERS]
+    table[is_number] = table[is_number].apply(to_numbers)
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:

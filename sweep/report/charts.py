@@ -36,6 +36,7 @@ from sweep.report.vega import (
 RED, GREEN = "#d0342c", "#1a9468"
 VERDICTS = {WITHIN: "diamond", UNDECIDED: "square", OUTSIDE: "circle"}
 SQUEEZED = 3  # a policy whose means span less than this part of all has a panel of its own
+FAR = 3.0  # interquartile ranges above the third quartile (Tukey 1977)
 START = 0.05  # share of the tokens whose losses may lie above the panel
 POLICY = "policy"  # its label, with the optimizer or the fixed rate
 NAMES = {"batch_size": SIZE, "label": POLICY, "learning_rate": "learning rate"}
@@ -67,11 +68,10 @@ def _report_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return report_trials(trials).drop(columns=POLICY).rename(columns=NAMES)
 
 
-def plot_all(sweep: Sweep) -> dict[str, Chart]:
+def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
     """Return the charts of a report by name."""
     plots = (plot_answer, plot_loss, plot_steps, plot_rates, plot_curves, plot_throughput)
-    charts = {plot.__name__.removeprefix("plot_"): plot(sweep) for plot in plots}
-    return {name: chart for name, chart in charts.items() if chart}
+    return {plot.__name__.removeprefix("plot_"): plot(sweep) for plot in plots}
 
 
 def plot_answer(sweep: Sweep) -> Chart | None:
@@ -144,7 +144,7 @@ def _plot_times(sweep: Sweep, answer: Answer, medians: pd.Series) -> Spec:
     x, color = batch_axis(sizes), size_color(sizes)
     layers = [
         layer("point", trials[[SIZE, "seed", name]], x, y, color=color, size=30, opacity=0.5),
-        layer("point", typical, x, y, color=color, shape="stroke", size=400, strokeWidth=3),
+        layer("point", typical, x, y, color=color, shape="stroke", size=400, filled=False),
     ]
     return panel(layers, sizes)
 
@@ -182,7 +182,7 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
         return None
     text = f"{format_count(speeds.max())} {unit} per second"
     title = f"Batch size {speeds.idxmax()} is the fastest, with {text}"
-    labels = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory [GiB]"}
+    labels = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory in GiB"}
     shown = [metric for metric in labels if complete[metric].notna().any()]
     return Chart(title, [_plot_sizes(sweep, trials, metric, labels[metric]) for metric in shown])
 
@@ -236,27 +236,29 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     """
     traits, trials = sweep.plan.settings.traits, _report_trials(sweep.trials)
     objective = traits.objective
-    unit = f" [{objective.label}]" if objective.label else ""
-    metrics = {"train/loss": f"training loss{unit}"}
+    metrics = {"train/loss": "training loss"}
     if traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
-    metrics[objective.curve] = objective.title.removeprefix("final ") + unit
+    metrics[objective.curve] = objective.title.removeprefix("final ")
     own = trials["id"].where(trials["state"] != "COMPLETE", "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=own)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     panels, found = [], ""
-    for metric, title in metrics.items():
-        measured = points.dropna(subset=metric) if metric in points else points.iloc[:0]
-        keys = [POLICY, SIZE, "trial"]
+    for metric, name in metrics.items():
+        if metric not in points:
+            continue
+        measured, keys = points.dropna(subset=metric), [POLICY, SIZE, "trial"]
         seeds = measured.groupby(keys)["id"].nunique().rename("seeds")
         rows = measured.groupby([*keys, "tokens"])[metric].agg(["mean", "size"]).reset_index()
         rows = rows.merge(seeds, on=keys).query("size == seeds").drop(columns="size")  # all seeds
-        rows = rows.rename(columns={"mean": title, "tokens": traits.tokens})
+        rows = rows.rename(columns={"mean": name, "tokens": traits.tokens})
         if not (rows.groupby(keys).size() > 1).any():
             continue
-        settled = rows.loc[rows[traits.tokens] >= START * rows[traits.tokens].max(), title]
+        settled = rows.loc[rows[traits.tokens] >= START * rows[traits.tokens].max(), name]
         x = channel(traits.tokens, [0, *rows[traits.tokens]], f"training {traits.tokens}", COUNT)
-        y = channel(title, settled, scale="narrow" if metric.endswith("/loss") else "linear")
+        is_loss = metric.endswith("/loss")
+        title = f"{name} [{objective.label}]" if objective.label and is_loss else name
+        y = channel(name, settled, title, scale="narrow" if is_loss else "linear")
         labels, color = [*trials[POLICY].unique()], size_color(sweep.batch_sizes)
         dash = names(POLICY, labels, DASHES)
         edge = BOTTOM if objective.sign < 0 and metric == objective.curve else TOP
@@ -268,15 +270,15 @@ def plot_curves(sweep: Sweep) -> Chart | None:
             layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
         ]
         panels.append(panel(layers, sweep.batch_sizes))
-        last = rows.sort_values(traits.tokens).groupby(keys).last()[title]
-        name = title.partition(" [")[0].capitalize()
-        found = f"{name} ends at {format_range(last, '.4g')}"
+        last = rows.sort_values(traits.tokens).groupby(keys).last()[name]
+        found = f"{name.capitalize()} ends at {format_range(last, '.4g')}"
     return Chart(found, panels) if panels else None
 
 
 def plot_rates(sweep: Sweep) -> Chart | None:
     """Plot the objective (or the tokens to the target) of the tuning trials against the rate."""
     tuned = [result for result in sweep.policies if result.rates]
+    tuned.sort(key=lambda result: result is not sweep.leading)
     panels = [_plot_rates(sweep, result, len(tuned) > 1) for result in tuned]
     best = {rate.batch_size: rate.best for rate in tuned[0].rates if rate.best} if tuned else {}
     if not best:
@@ -290,13 +292,12 @@ def plot_rates(sweep: Sweep) -> Chart | None:
 
 
 def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
-    objective, parts, lowest = sweep.plan.settings.objective, [], []
-    for rate in result.rates:
-        parts.append(rate.trials.assign(**{SIZE: rate.batch_size}))
-        near = rate.points.losses[np.isfinite(rate.points.losses)]
-        lowest += [*near]
-    trials = pd.concat(parts).rename(columns=NAMES)
-    limit = 2 * max(lowest, default=1.0) - min(lowest, default=0.0)
+    objective = sweep.plan.settings.objective
+    parts = [rate.trials.assign(**{SIZE: rate.batch_size}) for rate in result.rates]
+    trials = pd.concat(parts, ignore_index=True).rename(columns=NAMES)
+    losses = trials["loss"][np.isfinite(trials["loss"])]
+    low, high = losses.quantile([0.25, 0.75])
+    limit = max(high + FAR * (high - low), losses.groupby(trials[SIZE]).min().max())
     name = "training tokens to the target" if objective.is_ratio else objective.title
     values = np.vectorize(objective.value, [float])
     is_pruned, is_lost = trials["state"] == "PRUNED", trials["loss"] == np.inf
@@ -323,7 +324,7 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     layers = [
         layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
         layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),
-        layer("point", optima, x, y, color=color, shape="diamond", size=110),
+        layer("point", optima, x, y, color=color, shape="diamond", size=80),
         layer("point", far, x, edges[0], color=color, shape="triangle-up"),
         layer("point", lost, x, edges[0], color=color, shape="cross", size=70),
         layer("point", pruned, x, edges[1], color=color, shape="triangle-down"),
@@ -334,8 +335,8 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
 def plot_steps(sweep: Sweep) -> Chart | None:
     """Plot steps to the target against batch size, with the fitted curve and B_crit."""
     curves = {result.label: result.curve for result in sweep.policies if result.curve}
-    parts = [curve.trials.assign(**{POLICY: label}) for label, curve in curves.items()]
-    trials = pd.concat(parts).rename(columns=NAMES) if parts else pd.DataFrame({SIZE: []})
+    parts = [curve.trials.rename(columns=NAMES) for curve in curves.values()]
+    trials = pd.concat([pd.DataFrame({SIZE: []}), *parts])
     if trials[SIZE].nunique() < 2:
         return None
     sizes, labels = sweep.batch_sizes, [*curves]

@@ -42,7 +42,7 @@ def draw(panels: Sequence[Spec], title: str) -> Figure:
         axis.grid(axis="y", color="#dddddd", linewidth=0.7)
         axis.set_axisbelow(True)
     if handles := _legend(panels):
-        columns = min(len(handles), int(width / 1.3))
+        columns = min(len(handles), int(width / 1.7))
         position: dict[str, Any] = {"loc": "outside lower left", "ncols": columns}
         figure.legend(handles=handles, frameon=False, fontsize=9, **position)
     return figure

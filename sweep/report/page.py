@@ -20,13 +20,12 @@ PAGE = Environment(loader=LOADER, undefined=StrictUndefined, autoescape=True, tr
 
 
 def to_html(
-    markdown: str, title: str, charts: Mapping[str, Chart] | None = None, sizes: Iterable[int] = ()
+    markdown: str, title: str, charts: Mapping[str, Chart | None], sizes: Iterable[int] = ()
 ) -> str:
     """Render Markdown as a page; `![…](figures/NAME.png)` becomes the chart of this name.
 
     A heading of level 4 and what follows is folded.
     """
-    charts = charts or {}
     headings: list[dict[str, str]] = []
 
     def name_heading(match: re.Match[str]) -> str:
@@ -48,14 +47,12 @@ def to_html(
         )
 
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-    body = re.sub(
-        r'<p><img src="(?:figures/(\w+)\.png|[^"]*)" alt="([^"]*)"[^>]*></p>', embed, body
-    )
-    body = re.sub(r"<img [^>]*>", "", body) if not charts else body
+    body = re.sub(r'<p><img src="figures/(\w+)\.png" alt="([^"]*)"[^>]*></p>', embed, body)
+    body = re.sub(r'<img src="(?!data:)[^>]*>', "", body)
     body = re.sub(r"<h([1-4])>(.*?)</h\1>", name_heading, body)
     body = body.replace("<table>", '<div class="table"><table>')
     body = body.replace("</table>", "</table></div>")
-    specifications = {name: chart.panels for name, chart in charts.items()}
+    specifications = {name: chart.panels for name, chart in charts.items() if chart}
     data = json.dumps({"charts": specifications, "colors": batch_colors(sizes)})
     return PAGE.get_template("page.html.j2").render(
         title=title,

@@ -47,11 +47,11 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, chart in charts.items():
-        with replacing(folder / f"{name}.png") as part:
-            part.write_bytes(chart.png)
-    for path in folder.glob("*.png"):  # of an earlier report
-        if path.stem not in charts:
-            path.unlink()
+        if chart:
+            with replacing(folder / f"{name}.png") as part:
+                part.write_bytes(chart.png)
+        else:  # an earlier report may have had it
+            (folder / f"{name}.png").unlink(missing_ok=True)
     frames.write_trials_csv(sweep, out / "trials.csv")
     answer = sweep.answer()
     trials = sweep.trials.fillna({"state": "unknown"})

@@ -19,8 +19,9 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 SIZE = "batch size"  # a row that has this field is drawn while the reader selects its batch size
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
-TOP: Spec = {"value": 5}
-BOTTOM: Spec = {"value": "height"}  # positions at an edge, whatever the scale
+HEIGHT = 260  # of a panel, in pixels
+TOP: Spec = {"value": 5}  # positions at an edge, whatever the scale
+BOTTOM: Spec = {"value": HEIGHT - 5}
 COUNT = "~s"  # format of ticks
 DIGITS = 6  # of the numbers in a specification
 
@@ -53,7 +54,7 @@ def channel(
         "type": "quantitative",
         "title": title or field,
         "scale": {"type": "log" if is_log else "linear", "domain": [low, high], "nice": False},
-        "axis": {"values": inside, "format": form or "~g"},
+        "axis": {"values": inside, "format": form or ".6~g"},
     }
 
 
@@ -93,7 +94,7 @@ def layer(mark: str, rows: Any, x: Spec | None, y: Spec | None, **more: Any) -> 
             frame = frame[np.isfinite(frame[field].astype(float))]
     kind: Spec = {"type": mark, "clip": mark == "line"}
     if mark == "point":
-        kind |= {"filled": True, "tooltip": {"content": "data"}}
+        kind |= {"filled": True, "opacity": 1, "tooltip": {"content": "data"}}
     values = [_plain(row) for row in frame.to_dict("records")]
     made: Spec = {"data": {"values": values}, "mark": kind | properties, "encoding": encoding}
     if SIZE in frame:
@@ -117,7 +118,7 @@ def panel(layers: Iterable[Spec], sizes: Iterable[int], title: str = "") -> Spec
     """Return a panel; its parameter `shown` holds the batch sizes that the reader selects."""
     shown = {"name": "shown", "value": sorted({*sizes})}
     drawn = [layer for layer in layers if layer["data"]["values"]]
-    made: Spec = {"$schema": SCHEMA, "width": "container", "height": 260, "params": [shown]}
+    made: Spec = {"$schema": SCHEMA, "width": "container", "height": HEIGHT, "params": [shown]}
     return made | ({"title": title} if title else {}) | {"layer": drawn}
 
 

@@ -8,6 +8,9 @@ import pandas as pd
 import pytest
 
 from sweep import SweepError, plan_sweep
+from sweep.analysis.results import load_sweep
+from sweep.report.charts import plot_loss
+from sweep.report.vega import BOTTOM
 from sweep.workloads.workload import FinalEvaluation
 
 WORKLOAD = """
@@ -87,6 +90,15 @@ def test_a_workload_needs_no_experiment_and_is_reported_as_what_it_built(call, m
     status = json.loads(call("status", folder, "--json")[1])
     assert (status["metric"], status["unit"]) == ("final_valid_accuracy", "examples")
     assert all(0.5 <= row["value"] <= 1 for row in status["trials"])
+    sweep = load_sweep(folder)
+    sweep.trials.loc[0, ["state", "cause"]] = ["FAILED", "diverged"]
+    layers = plot_loss(sweep).panels[0]["layer"]
+    drawn = {la["mark"].get("shape"): la for la in layers if la["mark"]["type"] == "point"}
+    means = {
+        row["batch size"]: row["final validation accuracy"] for row in drawn[None]["data"]["values"]
+    }
+    assert means == pytest.approx({size: mean for size, mean in best.items() if size > 4}, rel=1e-5)
+    assert drawn["cross"]["encoding"]["y"] == BOTTOM  # more is better
 
 
 def test_the_mlflow_runs_of_a_workload_without_tokens_speak_of_examples(call, module, tmp_path):
