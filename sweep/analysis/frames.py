@@ -190,9 +190,11 @@ def _read_published(path: Path) -> list[dict[str, Any]]:
         table = pd.read_csv(path, low_memory=False, compression=None)
     except (OSError, ValueError) as error:
         raise SweepError(f"{path} must be a trials.csv ({error}).") from None
-    is_number = [name for name in table if TRIAL_COLUMNS.get(name, "float64") in NUMBERS]
-    table[is_number] = table[is_number].apply(to_numbers)
-    return table.astype(object).where(table.notna(), None).to_dict("records")
+    for name in map(str, table):
+        if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
+            table[name] = to_numbers(table[name])
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:

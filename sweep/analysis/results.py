@@ -45,6 +45,7 @@ from sweep.errors import SweepError
 from sweep.plan.curves import rate_points, rates_between
 from sweep.plan.decision import Decision, next_trainings
 from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
+from sweep.plan.steps import common_budget
 from sweep.trial.folder import State
 
 TUNING_TRIALS = 8  # typical number at each batch size
@@ -347,9 +348,8 @@ def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str
     """Return the command of a new sweep with equal tokens, or with rates around those at an end."""
     plan, flags = sweep.plan, dict[str, Any]()
     if "tokens_differ" in blocking:
-        sizes = {row.batch_size for row in plan.trials}
-        common = math.lcm(*sizes) * plan.tokens_per_sequence
-        flags["budget"] = max(1, round(plan.token_budget / common)) * common
+        numbers = plan.token_budget, sweep.batch_sizes, plan.tokens_per_sequence
+        flags["budget"] = common_budget(*numbers)
     if "learning_rate_at_edge" in blocking:
         edges = [rate for rate in result.rates if not rate.is_inside]
         best = [rate.best for rate in edges if rate.best]

@@ -1,5 +1,6 @@
 """The command line. A command may return its exit code; `main` turns errors into messages."""
 
+import logging
 import shlex
 import signal
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 
 from sweep.cli.commands import COMMANDS
-from sweep.cli.options import echo
+from sweep.cli.options import echo, say
 from sweep.errors import SweepError, describe_error, without_secrets
 from sweep.trial.files import storage_problem
 
@@ -34,7 +35,21 @@ def sweep() -> None:
     """
 
 
+class Messages(logging.Handler):
+    """Print what the package logs, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno == logging.INFO:  # what is being done
+            text = f"{text} …"
+        elif sys.stderr.isatty():  # below a bar, or what the terminal writes for Ctrl-C
+            text = f"\n{text}"
+        echo(text, err=True)
+
+
 def main() -> None:
+    logger = logging.getLogger("sweep")
+    logger.handlers, logger.propagate = [Messages()], False
     # `sweep run` replaces this handler while trials run
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -51,7 +66,7 @@ def main() -> None:
     except Exception as error:
         text, code = _explain(error)
         line = " ".join(without_secrets(text).split())
-        echo(f"Error: {line if len(line) < 2000 else f'{line[:500]} … {line[-500:]}'}", err=True)
+        say(f"Error: {line if len(line) < 2000 else f'{line[:500]} … {line[-500:]}'}", True)
     sys.exit(code or 0)
 
 

@@ -1,6 +1,7 @@
 """The commands of `sweep`. Each imports what it needs when it is called, so that help is fast."""
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import webbrowser
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +29,17 @@ if TYPE_CHECKING:
     from sweep.plan.plan import Plan
     from sweep.trial.folder import Cause, SweepFolder
 
+LOG = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
+
+
+def newest_sweep() -> str:
+    """Return the newest sweep of results/, by the time of its last planned trial."""
+    plans = sorted(Path("results").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+    if not plans:
+        raise SweepError("DIR must be a sweep folder, and results/ has none. Give its path.")
+    echo(f"Sweep folder: {plans[-1].parent}", err=True)
+    return str(plans[-1].parent)
 
 
 def sweep_folder(text: str) -> "SweepFolder":
@@ -49,7 +61,10 @@ def out_folder(text: str) -> Path:
 
 number_option = partial(click.option, type=click.IntRange(1), metavar="N")
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
+folder_argument = click.argument(
+    "folder", type=sweep_folder, metavar="[DIR]", required=False, default=newest_sweep
+)
+verbose_option = click.option("--verbose", is_flag=True, help="Also print notes about internals.")
 
 
 def common_options(out_help: str) -> Callable[..., Any]:
@@ -65,6 +80,7 @@ def common_options(out_help: str) -> Callable[..., Any]:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--quiet", is_flag=True, help="No plan, no progress.")
+@verbose_option
 @click.option("--only", multiple=True, metavar="ID", help="Run this trial.")
 @click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")
 def run(
@@ -74,6 +90,7 @@ def run(
     yes: bool,
     dry_run: bool,
     quiet: bool,
+    verbose: bool,
     only: tuple[str, ...],
     retry: str | None,
     **settings: Any,
@@ -83,6 +100,7 @@ def run(
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
     """
+    say_planning(experiment, quiet)
     from sweep.cli.show import Progress, print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
@@ -98,22 +116,23 @@ def run(
         planned = replace(planned, plan=plan, requested=tuple(chosen))
     check_request(planned)
     if dry_run:
-        print_plan(estimate(planned).command_rows(), json)
+        print_plan(estimate(planned).command_rows(), json, is_verbose=verbose)
         return 0
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     summary = finished_summary(planned, retried_causes)
     if summary is None:
         planned = estimate(planned)
         if not quiet:
-            print_plan(planned.command_rows(), to_stderr=True)
+            print_plan(planned.command_rows(), to_stderr=True, is_verbose=verbose)
         if not yes:
             _confirm(planned.command_rows(), folder, retried_causes)
+        if not quiet:  # preparing the data may take long
+            logging.getLogger("sweep").setLevel(logging.INFO)
         is_open = planned.is_tuned or planned.adds_seeds
         with Progress(folder, None if is_open else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
                 retried_causes=retried_causes,
-                on_prepare=lambda work: None if quiet else echo(work, err=True),
                 on_change=progress.update,
                 on_finished=lambda: _report(folder),
             )
@@ -128,6 +147,13 @@ def run(
     elif summary.is_interrupted:
         echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
+
+
+def say_planning(experiment: str | None, quiet: bool = False) -> None:
+    """Say on a terminal what is being done, before slow imports."""
+    is_silent = quiet or not sys.stderr.isatty()
+    logging.getLogger("sweep").setLevel(logging.WARNING if is_silent else logging.INFO)
+    LOG.info("Planning %s", experiment or "the sweep")
 
 
 def _match(prefix: str, ids: Iterable[str], name: str) -> str:
@@ -169,15 +195,18 @@ def _report(folder: "SweepFolder") -> None:
 @common_options("Also write the plan to this folder; by default results/EXPERIMENT is only read.")
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
 @click.option("--price", type=float, metavar="PRICE", help="Per device-hour; needs --cluster.")
+@verbose_option
 def plan(
     experiment: str | None,
     out: Path | None,
     json: bool,
     cluster: str | None,
     price: float | None,
+    verbose: bool,
     **settings: Any,
 ) -> None:
     """Print the plan with memory, time, disk and cost, without training."""
+    say_planning(experiment)
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.planning import make_plan, read_request, save_plan
@@ -195,7 +224,7 @@ def plan(
         ids = [str(row.id) for row in rows.known_trials]
         finished = {i for i in ids if not is_to_run(folder.trial(i).read_status())}
         cost = cost_on_cluster(rows, *size, price, finished)
-    print_plan(rows, json, cost=cost)
+    print_plan(rows, json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
@@ -270,12 +299,18 @@ def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> Non
 @folder_argument
 @json_option
 @click.option("--verify", is_flag=True, help="Also check every hash in the folder.")
-def status(folder: "SweepFolder", json: bool, verify: bool) -> None:
+@click.option("--watch", is_flag=True, help="Show the progress until the sweep ends.")
+def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None:
     """Print every trial's state and the time left."""
-    from sweep.cli.show import print_status
+    from sweep.cli.show import Progress, print_status
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import find_damage
 
+    if watch:
+        with Progress(folder, None, is_quiet=False) as progress:
+            while sweep_status(folder)["state"] == "RUNNING":
+                progress.update()
+                time.sleep(1.0)
     document = sweep_status(folder)
     if verify:
         document["damage"] = find_damage(folder)
@@ -304,15 +339,32 @@ def stop(folder: "SweepFolder") -> None:
     echo(f"No command runs this sweep.{asked} The same `sweep run` resumes it.")
 
 
-@click.command()
+@click.command("open")
 @folder_argument
-@click.argument("trial", metavar="ID")
-def log(folder: "SweepFolder", trial: str) -> None:
-    """Print a trial's log. The start of its id is enough."""
+def open_report(folder: "SweepFolder") -> None:
+    """Show the report of a sweep in the browser."""
+    page = folder.path.absolute() / "report.html"
+    if not page.exists():
+        raise SweepError(f"{folder.path} has no report yet. Write it with `sweep report`.")
+    echo(page.as_uri())
+    webbrowser.open(page.as_uri())
+
+
+@click.command()
+@click.argument("words", metavar="[DIR] ID", nargs=-1, required=True)
+def log(words: tuple[str, ...]) -> None:
+    """Print a trial's losses and times, then its log. The start of its id is enough."""
+    *folders, trial = words
+    if len(folders) > 1:
+        raise SweepError(f"log must have DIR and ID, got {len(words)} words.")
+    folder = sweep_folder(folders[0] if folders else newest_sweep())
     trial_id = _match(trial, [planned.id for planned in folder.trials()], "a trial id")
+    from sweep.cli.show import print_metrics
+
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
+    print_metrics(folder.trial(trial_id).find_metrics())
     with path.open(errors="replace") as file:
         for line in iter(partial(file.readline, 1 << 20), ""):
             echo(line, nl=False)
@@ -379,8 +431,9 @@ def report(
             restored = restore_sweep(from_mlflow, experiment, run, Path(parent))
             echo(str(write_report(restored.path, out or experiment)))
         return
-    if folder is None or from_mlflow or experiment or run:
+    if from_mlflow or experiment or run:
         raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
+    folder = folder or sweep_folder(newest_sweep())
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     echo(str(write_report(folder.path, out)))
@@ -488,6 +541,8 @@ def doctor(json: bool) -> None:
     import importlib.metadata  # slow
     import platform
 
+    from sweep.cli.show import print_doctor
+
     lines = ["batch-size-sweep", "torch"]
     required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -518,7 +573,10 @@ def doctor(json: bool) -> None:
         "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
         "problems": problems,
     }
-    print_document(document, json)
+    if json:
+        print_document(document)
+    else:
+        print_doctor(document)
 
 
 def _devices(problems: list[str]) -> list[dict[str, Any]]:
@@ -546,6 +604,6 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
 
 
 COMMANDS = (
-    *(run, plan, check, forecast, probe, status, stop, log, clean, report, answer, audit, ui, data),
-    doctor,
+    *(run, plan, check, forecast, probe, status, stop, log, clean, report, open_report, answer),
+    *(audit, ui, data, doctor),
 )

@@ -1,6 +1,7 @@
 """Command-line options: those of settings are generated; others are in the first or last group."""
 
 import json
+import sys
 from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -10,6 +11,8 @@ import click
 from sweep.errors import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sweep.config.settings import FlaggedField, Group
 
 EVERYDAY = ("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "price")
@@ -68,6 +71,19 @@ def build_option(setting: "FlaggedField") -> click.Option:
 def echo(text: str, err: bool = False, nl: bool = True) -> None:
     """Print text without control characters."""
     click.echo(printable(text), err=err, nl=nl)
+
+
+def build_console(to_stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    is_terminal = (sys.stderr if to_stderr else sys.stdout).isatty()
+    return Console(stderr=to_stderr, width=None if is_terminal else 140, highlight=False)
+
+
+def say(text: str, to_stderr: bool = False) -> None:
+    """Print sentences without control characters, wrapped between words on a terminal."""
+    console = build_console(to_stderr)
+    console.print(printable(text), markup=False, soft_wrap=not console.is_terminal)
 
 
 def print_document(document: dict[str, Any] | None, as_json: bool = True) -> None:

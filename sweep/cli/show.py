@@ -1,17 +1,18 @@
 """Plans, trial states and progress on the terminal."""
 
-import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
-from sweep.cli.options import echo, print_document
+from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.experiment import Cell
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
@@ -19,22 +20,25 @@ from sweep.errors import printable
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
 from sweep.plan.rates import describe_policy, optimizer_facts
+from sweep.plan.steps import common_budget
 from sweep.trial.folder import State, SweepFolder
 
-
-def build_console(to_stderr: bool = False) -> Console:
-    is_terminal = (sys.stderr if to_stderr else sys.stdout).isatty()
-    return Console(stderr=to_stderr, width=None if is_terminal else 140, highlight=False)
+LINE_SECONDS = 60.0  # between lines of progress without a terminal
+BAR_WIDTH = 24
+LEFT = ("id", "optimizer", "state", "trials")  # columns of texts; the others are numbers
 
 
 def build_table(*names: str) -> Table:
-    texts = ("id", "optimizer", "state")  # the others are numbers
-    columns = (Column(name, justify="left" if name in texts else "right") for name in names)
-    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+    columns = (Column(name, justify="left" if name in LEFT else "right") for name in names)
+    return Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
 
 
 def print_plan(
-    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: dict[str, Any] | None = None
+    plan: Plan,
+    as_json: bool = False,
+    to_stderr: bool = False,
+    cost: dict[str, Any] | None = None,
+    is_verbose: bool = False,
 ) -> None:
     """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
     if as_json:
@@ -44,45 +48,48 @@ def print_plan(
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
-    unit, parameters = settings.traits.tokens, plan.model.parameters
-    facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None, settings.data]
-    if plan.tokens_per_sequence > 1:
-        facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
     if settings.model.supports_half_precision:
         device = f"{settings.precision} on {device}"
-    text = ", ".join(filter(None, (*facts, device)))
-    console.print(f"[bold]{plan.experiment}[/]: {escape(printable(text))}")
-    shows_warmup = settings.passes("warmup_steps")
-    columns = ("lr", "seeds", unit, "steps", "warmup", "microbatch × devices × accumulation")
-    first_columns = [*["optimizer"] * bool(settings.optimizers), "batch size"]
-    table = build_table(*first_columns, *columns, "memory (eager)", "time (estimate)")
+    unit, parameters = settings.traits.tokens, plan.model.parameters
+    facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None]
+    trained = plan.model.trained_parameters
+    facts += [f"{trained:,} trained" if trained else None, settings.data]
+    if plan.tokens_per_sequence > 1:
+        facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
+    counts = sorted({row.tokens for row in plan.trials})
+    facts.append(f"{' to '.join(f'{n:,}' for n in counts[:: len(counts) - 1 or 1])} {unit} a trial")
+    text = escape(printable(", ".join(filter(None, (*facts, device)))))
+    console.print(f"[bold]{plan.experiment}[/]: {text}")
+    has_warmup = is_verbose and settings.passes("warmup_steps")
+    columns = ["batch size", "lr", "trials", "steps", *["warmup"] * has_warmup]
+    columns += ["microbatch", "memory", "time"]
+    table = build_table(*["optimizer"] * bool(settings.optimizers), *columns)
     groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.cell), []).append(row)
     for rows in groups.values():
         first, rates = rows[0], sorted(row.learning_rate for row in rows if row.learning_rate)
-        ends = dict.fromkeys(f"{rate:.3g}" for rate in rates[:1] + rates[-1:])
+        ends = dict.fromkeys(f"{rate:.2g}" for rate in rates[:1] + rates[-1:])
+        parts = [first.microbatch_size, first.devices, first.gradient_accumulation_steps]
         table.add_row(
             *filter(None, [first.optimizer]),
             str(first.batch_size),
-            "…".join(ends) or "after tuning",
-            f"{len(rows)}{' (tuning)' if first.stage == 'tune' else ''}",
-            f"{first.tokens:,}",
+            "…".join(ends) or "tuned",
+            f"{len(rows)}{' tuning' if first.stage == 'tune' else ''}",
             f"{first.steps:,}",
-            f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})" * shows_warmup,
-            f"{first.microbatch_size} × {first.devices} × {first.gradient_accumulation_steps}",
+            *[f"{first.warmup_steps:,}"] * has_warmup,
+            " × ".join(str(part) for part in parts[:1] + [n for n in parts[1:] if n > 1]),
             format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
             _total_time(rows),
         )
     console.print(table)
-    notes = _plan_notes(plan)
-    if cost:
-        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
-        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
-        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
-        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
+    notes = _plan_notes(plan, cost) | (_internal_notes(plan) if is_verbose else {})
     lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
-    console.print(printable("\n".join(lines)), markup=False, soft_wrap=True)
+    say("\n".join(lines), to_stderr)
+    if command := answering_command(plan):
+        say("This plan cannot tell which batch size is best. The command that can:", to_stderr)
+        echo(f"  {command}", err=to_stderr)
+    echo("", err=to_stderr)
 
 
 def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> str:
@@ -105,49 +112,62 @@ def _most_time(plan: Plan) -> str:
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
 
-def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
+def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> dict[str, Any]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
-    settings, target, code = plan.settings, plan.settings.target, plan.code or {}
-    vocabulary, trained = settings.model.vocabulary, plan.model.trained_parameters
-    policies = sorted({row.policy for row in plan.trials})
-    tokens = "they differ (equal counts lose over 1 % of the budget), so no claim can be made"
+    settings, code = plan.settings, plan.code or {}
     own_code = [*code.get("files", {}), *map(" ".join, code.get("packages", {}).items())]
+    numbers = plan.token_budget, {row.batch_size for row in plan.trials}, plan.tokens_per_sequence
+    unequal = (
+        f"they differ between batch sizes, because equal counts would lose over 1 % of the "
+        f"budget. No claim can be made; with --budget {common_budget(*numbers)} it can."
+    )
     total = _total_time(plan.trials, plan.forecast_factor)
     if settings.seeds == "auto":
         counts = most_trials(plan)
         total = f"at least {total}; at most {sum(counts.values())} trials, {_most_time(plan)}"
     elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
-    answer = "This plan cannot tell which batch size is best. The command that can"
-    dimensions = settings.tuning.dimensions
+    notes = {
+        settings.traits.tokens.capitalize(): None if plan.tokens_are_common else unequal,
+        "Target": settings.target
+        and f"a trial ends when its validation loss stays below {settings.target:g}",
+        "Initial weights": settings.init,
+        "Epochs of the data": plan.epochs and f"{plan.epochs:.3g}",
+        "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
+        "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
+        "Total": f"{len(plan.trials)} trials, estimated time {total}",
+    }
+    if cost:
+        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
+        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
+        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
+        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
+    return notes
+
+
+def _internal_notes(plan: Plan) -> dict[str, Any]:
+    """Return what `--verbose` adds to the plan's notes."""
+    settings = plan.settings
+    vocabulary, unit = settings.model.vocabulary, settings.traits.tokens
     is_rate_only = not settings.passes("beta2", "weight_decay")
-    notes = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in policies}
+    policies, dimensions = {row.policy for row in plan.trials}, settings.tuning.dimensions
+    notes = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in sorted(policies)}
     for name in settings.optimizer_names if settings.command is None else ():
         notes[f"Optimizer, {name}"] = optimizer_facts(name)["rules"]
-    notes = {name: text.replace("tokens", settings.traits.tokens) for name, text in notes.items()}
-    return notes | {
-        settings.traits.tokens.capitalize(): None if plan.tokens_are_common else tokens,
-        "Target": target and f"a trial ends when its validation loss stays below {target:g}",
+    return {name: text.replace("tokens", unit) for name, text in notes.items()} | {
         "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",
-        "Initial weights": settings.init,
-        "Trained": trained and f"{trained:,} parameters; the others are frozen",
         "Compilation": plan.execution.compile_reason,
-        "Memory": plan.execution.reason,
-        "Epochs of the data": plan.epochs and f"{plan.epochs:.3g}",
-        "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
-        "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
-        "Total": f"{len(plan.trials)} trials, estimated time {total}",
-        answer: answering_command(plan),
+        "Memory": f"forecast for eager steps. {plan.execution.reason}".strip(),
     }
 
 
-def status_table(document: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
+def status_table(document: dict[str, Any]) -> Table:
     metric, unit = Objective(document["metric"]), document["unit"]
     own = () if metric == LOSS else (metric.title.removeprefix("final "),)
-    columns = ("batch size", "seed", "lr", "state", unit, "loss", *own, f"{unit}/s", "time left")
+    columns = ("batch size", "seed", "lr", "state", unit, "loss", *own, f"{unit}/s", "left")
     optimizers = ["optimizer"] if any(row["optimizer"] for row in document["trials"]) else []
     table = build_table("id", *optimizers, *columns)
-    for row in rows:
+    for row in document["trials"]:
         values = (row["loss"], row["value"])[: 1 + len(own)]
         speed, eta = row["tokens_per_second"], row["eta_seconds"]
         table.add_row(
@@ -180,21 +200,23 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
     console, eta = build_console(), document["eta_seconds"]
     name = escape(printable(document["sweep"]))
     console.print(f"[bold]{name}[/]: {document['state']}{_time_text(eta)}")
-    console.print(status_table(document, document["trials"]))
-    for row in document["trials"]:
-        if row["state"] == State.FAILED:
-            trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
-            echo(f"{trial}: {row['cause']}: {row['message']}")
+    console.print(status_table(document))
+    _print_failures(document)
     for sentence in document.get("damage", ()):
         echo(f"Damaged: {sentence}")
     if "damage" in document:
         echo("Some files are damaged." if document["damage"] else "All files are intact.")
-    if "report" in document:
-        echo(f"Report: {document['report']}")
+
+
+def _print_failures(document: dict[str, Any]) -> None:
+    for row in document["trials"]:
+        if row["state"] == State.FAILED:
+            trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
+            say(f"{trial}: {row['cause']}: {row['message']}")
 
 
 def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) -> None:
-    """Print the states of all trials, then the answer, and what would make it clearer."""
+    """Print what failed, the answer, and what would make it clearer."""
     from sweep.analysis.results import load_sweep
 
     sweep = load_sweep(folder.path)
@@ -202,52 +224,112 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
     if as_json:
         print_document(document | {"answer": answer and answer.as_json()})
         return
-    print_status(document, as_json=False)
-    echo("\n" + "\n".join(sweep.sentences()))
+    _print_failures(document)
+    states = Counter(map(_state_of, document["trials"]))
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    echo(f"{document['sweep']}: {counts}")
+    echo(f"Report: {document['report']}, or `sweep open {folder.path}`\n")
+    say("\n".join(sweep.sentences()))
     if answer and answer.settle:
         seconds = answer.settle_seconds
         cost = f", at least {format_seconds(seconds)}" if seconds else ""
         echo(f"Next{cost}: {answer.settle}")
 
 
+def print_doctor(document: dict[str, Any]) -> None:
+    """Print what works on this machine (✓), and what does not, with its remedy (✗)."""
+    versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
+    cache = document["cache"]
+    works = [f"Python {document['python']} on {document['platform']}", versions]
+    for device in document["devices"]:
+        facts = [f"{device['device']}: {device['name']}"]
+        if "cores" in device:
+            facts.append(f"{device['cores']} cores")
+        if "memory_bytes" in device:
+            facts.append(format_bytes(device["memory_bytes"]))
+        works.append(", ".join(facts))
+    works.append(f"cache {cache['path']}, {format_bytes(cache['free_bytes'])} free")
+    works += [f"extra {name}" for name, has_extra in document["extras"].items() if has_extra]
+    missing = [name for name, has_extra in document["extras"].items() if not has_extra]
+    remedies = [f"no extra {n}: pip install 'batch-size-sweep[{n}]'" for n in missing]
+    say("\n".join(f"✓ {line}" for line in works))
+    say("\n".join(f"✗ {line}" for line in [*document["problems"], *remedies]))
+
+
+def print_metrics(lines: Sequence[dict[str, Any]]) -> None:
+    """Print the evaluations of a trial: tokens, seconds since its first line, and losses."""
+    names = ["train/loss", *dict.fromkeys(n for line in lines for n in line if n[:6] == "valid/")]
+    table, newest = build_table("tokens", "time", *names), dict[str, float]()
+    for line in lines:
+        newest |= {name: line[name] for name in names if line.get(name) is not None}
+        if any(name in line for name in names[1:]):
+            values = [f"{newest[name]:.5g}" if name in newest else "" for name in names]
+            seconds = format_seconds(line["time"] - lines[0]["time"])
+            table.add_row(f"{line['tokens']:,}", seconds, *values)
+    build_console().print(table)
+
+
+def describe_trial(row: dict[str, Any], title: str) -> str:
+    """Write a trial in columns: what it is, and the newest value of the metric."""
+    name = f"{row['optimizer']} " if row["optimizer"] else ""
+    stage = "tuning" if row["stage"] == "tune" else f"seed {row['seed']}"
+    value = "" if row["value"] is None else f"{title} {row['value']:.4f}"
+    state = "" if row["state"] in (State.RUNNING, State.COMPLETE) else f" {_state_of(row)}"
+    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage:<7}"
+    return f"{name}{cell} {value}{state}".rstrip()
+
+
 class Progress(AbstractContextManager["Progress"]):
-    """Progress of some trials (None: all) on stderr: a live table, or lines without a terminal."""
+    """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
+
+    On a terminal each trial that ends leaves a line.
+    """
 
     def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
         self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
         self._console = build_console(to_stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._printed: dict[str, str] = {}  # state by trial
-        self._next_update = 0.0
+        self._ended: set[str] | None = None  # trials
+        self._started = time.monotonic()
+        self._next_update, self._next_line = 0.0, self._started + LINE_SECONDS
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._next_update = 0.0
+            self._next_update = self._next_line = 0.0
             self.update()
         self._live.stop()
 
     def update(self) -> None:
         """Read the folder and show it, at most once a second and in a tenth of the time."""
-        started = time.monotonic()
-        if self._is_quiet or started < self._next_update:
+        now = time.monotonic()
+        if self._is_quiet or now < self._next_update:
             return
         document = sweep_status(self._folder)
         rows = [row for row in document["trials"] if self._ids is None or row["id"] in self._ids]
+        title = Objective(document["metric"]).title.removeprefix("final ")
+        ended = [row for row in rows if State(row["state"]).is_finished]
+        if self._ended is None:  # those of an earlier command
+            self._ended = {row["id"] for row in ended}
+        counts = f"{len(ended)} of {len(rows)} trials{_time_text(time_left(rows))}"
+        best = [row for row in rows if row["id"] == document["best"]]
+        texts = [f"best so far: {describe_trial(row, title)}" for row in best]
+        new = [row for row in ended if row["id"] not in self._ended]
+        self._ended |= {row["id"] for row in new}
         if self._console.is_terminal:
+            width = len(str(len(rows)))
+            for number, row in enumerate(new, len(ended) - len(new) + 1):
+                line = f"{number:>{width}} of {len(rows)}  {describe_trial(row, title)}"
+                self._console.print(line, markup=False)
+            elapsed = f"{format_seconds(now - self._started)} elapsed"
+            bar = Table.grid(padding=(0, 1))
+            share = document["progress"]
+            bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", f"{counts}, {elapsed}")
             running = [row for row in rows if row["state"] == State.RUNNING]
-            table = status_table(document, running)
-            finished = sum(State(row["state"]).is_finished for row in rows)
-            counts = f"{finished} of {len(rows)} trials finished"
-            table.caption = counts + _time_text(time_left(rows))
             self._live.start()
-            self._live.update(table, refresh=True)
-            rows = []
-        for row in rows:
-            if (state := _state_of(row)) != self._printed.get(row["id"], State.WAITING):
-                loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
-                name = " ".join(filter(None, [row["id"], row["optimizer"]]))
-                name += f" batch size {row['batch_size']} seed {row['seed']}"
-                self._console.print(f"{name}: {state}{loss}", markup=False)
-            self._printed[row["id"]] = state
-        ended = time.monotonic()
-        self._next_update = ended + max(1.0, 9 * (ended - started))
+            self._live.update(
+                Group(bar, *texts, *(describe_trial(row, title) for row in running)), refresh=True
+            )
+        elif now >= self._next_line:
+            self._next_line = now + LINE_SECONDS
+            echo("; ".join([f"{document['progress']:.0%}, {counts}", *texts]), err=True)
+        self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))

@@ -2,6 +2,7 @@
 
 import contextlib
 import heapq
+import logging
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
+LOG = logging.getLogger(__name__)
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
 
 
@@ -39,7 +41,9 @@ def estimate(planned: Planned) -> Planned:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
     folder = planned.request.folder
     plan = folder.located(planned.plan)
+    LOG.info("Estimating the time")
     seconds, factor = estimate_seconds(plan, folder)
+    LOG.info("Forecasting the memory")
     peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
         forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])

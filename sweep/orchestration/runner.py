@@ -1,6 +1,7 @@
 """Run a plan to its end: prepare, hold the folder, run the trials, mirror, stop, resume."""
 
 import contextlib
+import logging
 import math
 import signal
 import threading
@@ -26,6 +27,7 @@ from sweep.trial.files import remove
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_state
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
+LOG = logging.getLogger(__name__)
 MIRROR_SECONDS = 30.0  # limit on the mirror's last pass
 
 
@@ -96,7 +98,7 @@ def check_request(planned: planning.Planned) -> None:
         open_storage(services.storage)
 
 
-def _prepare(planned: planning.Planned, on_progress: Callable[[str], None]) -> None:
+def _prepare(planned: planning.Planned) -> None:
     """Get data and weights, and check the prompts, before anything of the sweep is written."""
     folder = planned.request.folder
     plan = folder.located(planned.plan)
@@ -105,7 +107,7 @@ def _prepare(planned: planning.Planned, on_progress: Callable[[str], None]) -> N
     tokenizer = tokenizer_of(plan.settings)
     if plan.data is None or tokenizer is None:
         return
-    text = prepare_data(plan.data, plan.data_path, tokenizer, on_progress, plan.init_path)
+    text = prepare_data(plan.data, plan.data_path, tokenizer, LOG.info, plan.init_path)
     if plan.settings.traits.samples:
         planning.inspect_plan(plan, folder)  # its prompts
     else:
@@ -117,7 +119,6 @@ def run_plan(
     *,
     executor: Executor | None = None,
     retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
-    on_prepare: Callable[[str], None] = lambda work: None,
     on_change: Callable[[], None] = lambda: None,  # called a few times per second
     on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
@@ -129,7 +130,7 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        _prepare(planned, on_prepare)
+        _prepare(planned)
         if folder.stop_path.exists():
             raise KeyboardInterrupt
         plan = planning.save_plan(planned.plan, folder)
@@ -201,9 +202,14 @@ def holding(folder: SweepFolder) -> Iterator[None]:
 @contextlib.contextmanager
 def _stopping_on_signals(schedule: Scheduler) -> Iterator[None]:
     """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
+
+    def stop(*_: object) -> None:
+        LOG.warning("Saving. Press Ctrl-C again to abort.")
+        schedule.stop()
+
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
-            before = signal.signal(number, lambda *_: schedule.stop())
+            before = signal.signal(number, stop)
             stack.callback(signal.signal, number, before)
         yield

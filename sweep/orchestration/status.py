@@ -30,12 +30,17 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     if any(is_complete(trial, target) for trial in unreported):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
+    done = sum(p.tokens if State(r["state"]).is_finished else r["tokens"] for r, p in pairs)
+    complete = [r for r in rows if r["state"] == State.COMPLETE and r["value"] is not None]
+    best = min(complete, key=lambda row: metric.sign * row["value"], default=None)
     is_running = has_runner or any(state is State.RUNNING for state, _ in ends)
     state = State.RUNNING if is_running else overall_state(ends)
     return {
         "sweep": folder.name,
         "state": state,
         "eta_seconds": seconds,
+        "progress": done / max(1, sum(p.tokens for _, p in pairs)),  # share of the tokens
+        "best": best["id"] if best and target is None else None,  # trial so far
         "metric": metric.name,
         "unit": plan.settings.traits.tokens,
         "trials": rows,

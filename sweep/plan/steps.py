@@ -29,6 +29,12 @@ def tokens_per_trial(
     return own, len(set(own.values())) == 1
 
 
+def common_budget(budget: int, batches: Collection[int], tokens_per_sequence: int) -> int:
+    """Return the budget nearest to this one that all batch sizes use up in whole steps."""
+    common = math.lcm(*batches) * tokens_per_sequence
+    return max(1, round(budget / common)) * common
+
+
 def warmup_steps(steps: int, schedule: ScheduleSettings) -> int:
     """W = max(1, min(max(floor(fraction·S + ½), warmup_min_steps), floor(S/10)))."""
     proportional = math.floor(Fraction(str(schedule.warmup_fraction)) * steps + Fraction(1, 2))

@@ -25,7 +25,7 @@ from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
-from sweep.errors import printable
+from sweep.errors import SweepError, printable
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.report.charts import plot_all
@@ -41,7 +41,12 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 
     Each file is replaced atomically, report.md last.
     """
-    sweep, out = load_sweep(path), Path(out or path)
+    sweep, folder = load_sweep(path), Path(path)
+    out = Path(out or folder)
+    if not (folder / "trials").exists() and (out / "trials.csv").exists():
+        raise SweepError(
+            f"{path} is published: its trials.csv is the source. Choose another --out."
+        )
     cells = frames.compare_batch_sizes(sweep.compared)
     charts = plot_all(sweep)
     folder = out / "figures"

@@ -68,7 +68,7 @@ NO_COMMANDS = [
     (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
     (("probe", "quick", "--soak", "many"), "--soak"),
     (("ui", "x", "--port", "70000"), "70000"),
-    (("report",), "--from-mlflow"),
+    (("report",), "DIR must be a sweep folder"),
     (("report", "--from-mlflow", "sqlite:///x.db"), "--experiment"),
     (("report", "x", "--run", "abc"), "--from-mlflow"),
     (("report", "x", "--tracking-uri", "foo"), "tracking URI must be"),
