@@ -95,6 +95,7 @@ gpu-pack: install  ## .gpu/: files for benchmarks/gpu.sh on a machine without a 
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/generate_types.py
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \

@@ -93,7 +93,7 @@ def earlier_sweep() -> str:
             cells.append(f"{point['peak_bytes'] / GIB:.2f} {fits}")
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
     largest = documents["fp32, microbatch × accumulation"]["largest_microbatch_size"]
-    fields = {"model": "odd:handwritten", "vocabulary": 10_000, "context": 256}
+    fields: Any = {"model": "odd:handwritten", "vocabulary": 10_000, "context": 256}
     written = forecast_memory(
         "tinystories", batches=[256], precision="fp32", loss_chunk_rows=0, **fields
     )["points"][0]["peak_bytes"]

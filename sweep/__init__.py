@@ -5,11 +5,27 @@
 The names in `__all__` are imported on first use, so that `import sweep` is fast.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweep.errors import SweepError
 from sweep.script import log
 from sweep.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from sweep.analysis.results import answer, load_sweep
+    from sweep.api import run_sweep
+    from sweep.orchestration.costs import plan_sweep
+    from sweep.orchestration.memory import forecast_memory, probe_memory
+    from sweep.report.charts import (
+        plot_answer,
+        plot_curves,
+        plot_loss,
+        plot_rates,
+        plot_steps,
+        plot_throughput,
+    )
+    from sweep.report.report import write_report
+    from sweep.workloads.workload import Workload
 
 __all__ = [
     "SweepError",
@@ -19,6 +35,12 @@ __all__ = [
     "load_sweep",
     "log",
     "plan_sweep",
+    "plot_answer",
+    "plot_curves",
+    "plot_loss",
+    "plot_rates",
+    "plot_steps",
+    "plot_throughput",
     "probe_memory",
     "run_sweep",
     "write_report",
@@ -31,14 +53,18 @@ def __getattr__(name: str) -> Any:
         from sweep.report.report import write_report
 
         return {"answer": answer, "load_sweep": load_sweep, "write_report": write_report}[name]
+    if name.startswith("plot_") and name in __all__:
+        from sweep.report import charts
+
+        return getattr(charts, name)
     if name == "Workload":
         from sweep.workloads.workload import Workload
 
         return Workload
     if name in __all__:
+        from sweep.api import run_sweep
         from sweep.orchestration.costs import plan_sweep
         from sweep.orchestration.memory import forecast_memory, probe_memory
-        from sweep.orchestration.runner import run_sweep
 
         functions = (forecast_memory, plan_sweep, probe_memory, run_sweep)
         return {function.__name__: function for function in functions}[name]

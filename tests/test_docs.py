@@ -19,12 +19,16 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
 
-@pytest.fixture(scope="module")
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def load_script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generate():
+    return load_script("generate")
 
 
 def test_the_command_line_page_is_up_to_date(generate):
@@ -82,3 +86,30 @@ def test_committed_notebooks_hold_no_outputs():
     for path in NOTEBOOKS:
         for cell in nbformat.read(path, as_version=4).cells:
             assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+def test_the_types_of_settings_are_up_to_date():
+    module = load_script("generate_types")
+    assert module.PAGE.read_text() == module.module(), "run `make docs`"
+
+
+def test_a_type_checker_knows_the_settings_and_the_results(tmp_path):
+    program = """
+import sweep
+run = sweep.run_sweep("quick", budget="64k", batches=[4, 8], lr=3e-4, out="s")
+answer = run.answer()
+if answer:
+    reveal_type(answer.recommended)
+chart = sweep.plot_loss(sweep.load_sweep("s"))
+sweep.run_sweep(bugdet=1)
+sweep.plan_sweep(batches=4.5)
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    settings = ["--config-file", str(ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, *settings, "program.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("program.py")]
+    assert ["int" in lines[0], "bugdet" in lines[1], "batches" in lines[2]] == [True] * 3, lines
+    assert len(lines) == 3

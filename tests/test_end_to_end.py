@@ -53,7 +53,7 @@ def test_per_document_losses_add_up_to_the_final_loss(finished):
 
 def test_the_plan_comes_before_anything_runs_and_the_report_with_its_figures_after(finished):
     out, done, _ = finished
-    assert done.stderr.index("batch size") < done.stderr.index("RUNNING")
+    assert done.stderr.index("batch size") < done.stderr.index("2 of 2 trials")
     report = (out / "report.md").read_text()
     assert str(out / "report.md") in done.stdout
     figures = {"answer", "loss", "curves", "throughput"}
@@ -78,10 +78,16 @@ def test_python_reads_what_the_command_wrote_from_the_folder_and_from_mlflow(fin
     assert len(stored.trials) == 2 and stored.curves.groupby("id", observed=True).size().min() >= 16
 
 
-def test_python_plans_and_runs(tmp_path):
+def test_python_plans_and_runs(tmp_path, capfd):
     fields = {"batches": [4], "budget": 400, "out": tmp_path / "s", "device": "cpu"}
     plan = sweep.plan_sweep("quadratic", **fields)
     assert [row.steps for row in plan.trials] == [100]
-    summary = sweep.run_sweep("quadratic", **fields)
-    assert summary.exit_code == 0
-    assert sweep.load_sweep(tmp_path / "s").trials.state.tolist() == ["COMPLETE"]
+    run = sweep.run_sweep("quadratic", **fields)
+    assert run.exit_code == 0 and run.trials.state.tolist() == ["COMPLETE"]
+    assert run.answer() is None and "At batch size 4" in run._repr_html_()
+    assert run.report == tmp_path / "s" / "report.html" and run.report.exists()
+    assert "100%, 1 of 1 trials" in capfd.readouterr().err
+    more = {**fields, "batches": [4, 8]}
+    run = sweep.run_sweep("quadratic", show_progress=False, **more)
+    assert run.answer().recommended in (4, 8) and "<table" in run._repr_html_()
+    assert capfd.readouterr().err == ""

@@ -96,6 +96,10 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        columns = ["mean", "seeds", "gap_to_best", "tolerance_verdict", "learning_rate", "seconds"]
+        return pd.DataFrame(self.batch_sizes).set_index("batch_size")[columns].to_html()
+
     def __getitem__(self, batch_size: int) -> BatchSizeAnswer:
         return next(row for row in self.batch_sizes if row.batch_size == batch_size)
 

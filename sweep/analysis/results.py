@@ -1,5 +1,6 @@
 """The results of a sweep: the checks and the answer of each policy."""
 
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -120,6 +121,13 @@ class Sweep(SweepTables):
         if result.curve:
             lines += _describe_curve(result.curve)
         return lines
+
+    def _repr_html_(self) -> str:
+        first, *others = map(html.escape, self.sentences())
+        lines = "".join(f"<li>{line}</li>" for line in others)
+        answer = self.answer()
+        table = answer._repr_html_() if answer else ""
+        return f"<p><b>{first}</b></p><ul>{lines}</ul>{table}"
 
     def _with_next_step(self, result: PolicyResult) -> PolicyResult:
         if self.plan.settings.command is not None:

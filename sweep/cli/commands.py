@@ -101,9 +101,10 @@ def run(
     grpo-words, grpo-chess) or a TOML file.
     """
     say_planning(experiment, quiet)
-    from sweep.cli.show import Progress, print_plan, print_results
+    from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
+    from sweep.orchestration.progress import Progress
     from sweep.orchestration.runner import check_request, finished_summary, run_plan
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
@@ -302,7 +303,8 @@ def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> Non
 @click.option("--watch", is_flag=True, help="Show the progress until the sweep ends.")
 def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None:
     """Print every trial's state and the time left."""
-    from sweep.cli.show import Progress, print_status
+    from sweep.cli.show import print_status
+    from sweep.orchestration.progress import Progress
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import find_damage
 

@@ -1,15 +1,10 @@
 """Plans, trial states and progress on the terminal."""
 
-import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group
-from rich.live import Live
 from rich.markup import escape
-from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
 from sweep.cli.options import build_console, echo, print_document, say
@@ -17,14 +12,12 @@ from sweep.config.experiment import Cell
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import printable
-from sweep.orchestration.status import sweep_status, time_left
+from sweep.orchestration.progress import state_of, time_text
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
 from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.plan.steps import common_budget
 from sweep.trial.folder import State, SweepFolder
 
-LINE_SECONDS = 60.0  # between lines of progress without a terminal
-BAR_WIDTH = 24
 LEFT = ("id", "optimizer", "state", "trials")  # columns of texts; the others are numbers
 
 
@@ -176,7 +169,7 @@ def status_table(document: dict[str, Any]) -> Table:
             str(row["batch_size"]),
             str(row["seed"]),
             f"{row['learning_rate']:.3g}",
-            _state_of(row),
+            state_of(row),
             format_count(row["tokens"]) if row["tokens"] else "",
             *("" if value is None else f"{value:.5g}" for value in values),
             "" if speed is None else format_count(speed),
@@ -185,21 +178,13 @@ def status_table(document: dict[str, Any]) -> Table:
     return table
 
 
-def _state_of(row: dict[str, Any]) -> str:
-    return f"{row['state']} {row['cause'] or ''}".strip()
-
-
-def _time_text(seconds: float | None) -> str:
-    return f", about {format_seconds(seconds)} left" if seconds else ""
-
-
 def print_status(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_document(document)
         return
     console, eta = build_console(), document["eta_seconds"]
     name = escape(printable(document["sweep"]))
-    console.print(f"[bold]{name}[/]: {document['state']}{_time_text(eta)}")
+    console.print(f"[bold]{name}[/]: {document['state']}{time_text(eta)}")
     console.print(status_table(document))
     _print_failures(document)
     for sentence in document.get("damage", ()):
@@ -225,7 +210,7 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
         print_document(document | {"answer": answer and answer.as_json()})
         return
     _print_failures(document)
-    states = Counter(map(_state_of, document["trials"]))
+    states = Counter(map(state_of, document["trials"]))
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     echo(f"{document['sweep']}: {counts}")
     echo(f"Report: {document['report']}, or `sweep open {folder.path}`\n")
@@ -267,69 +252,3 @@ def print_metrics(lines: Sequence[dict[str, Any]]) -> None:
             seconds = format_seconds(line["time"] - lines[0]["time"])
             table.add_row(f"{line['tokens']:,}", seconds, *values)
     build_console().print(table)
-
-
-def describe_trial(row: dict[str, Any], title: str) -> str:
-    """Write a trial in columns: what it is, and the newest value of the metric."""
-    name = f"{row['optimizer']} " if row["optimizer"] else ""
-    stage = "tuning" if row["stage"] == "tune" else f"seed {row['seed']}"
-    value = "" if row["value"] is None else f"{title} {row['value']:.4f}"
-    state = "" if row["state"] in (State.RUNNING, State.COMPLETE) else f" {_state_of(row)}"
-    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage:<7}"
-    return f"{name}{cell} {value}{state}".rstrip()
-
-
-class Progress(AbstractContextManager["Progress"]):
-    """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
-
-    On a terminal each trial that ends leaves a line.
-    """
-
-    def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
-        self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
-        self._console = build_console(to_stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._ended: set[str] | None = None  # trials
-        self._started = time.monotonic()
-        self._next_update, self._next_line = 0.0, self._started + LINE_SECONDS
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._next_update = self._next_line = 0.0
-            self.update()
-        self._live.stop()
-
-    def update(self) -> None:
-        """Read the folder and show it, at most once a second and in a tenth of the time."""
-        now = time.monotonic()
-        if self._is_quiet or now < self._next_update:
-            return
-        document = sweep_status(self._folder)
-        rows = [row for row in document["trials"] if self._ids is None or row["id"] in self._ids]
-        title = Objective(document["metric"]).title.removeprefix("final ")
-        ended = [row for row in rows if State(row["state"]).is_finished]
-        if self._ended is None:  # those of an earlier command
-            self._ended = {row["id"] for row in ended}
-        counts = f"{len(ended)} of {len(rows)} trials{_time_text(time_left(rows))}"
-        best = [row for row in rows if row["id"] == document["best"]]
-        texts = [f"best so far: {describe_trial(row, title)}" for row in best]
-        new = [row for row in ended if row["id"] not in self._ended]
-        self._ended |= {row["id"] for row in new}
-        if self._console.is_terminal:
-            width = len(str(len(rows)))
-            for number, row in enumerate(new, len(ended) - len(new) + 1):
-                line = f"{number:>{width}} of {len(rows)}  {describe_trial(row, title)}"
-                self._console.print(line, markup=False)
-            elapsed = f"{format_seconds(now - self._started)} elapsed"
-            bar = Table.grid(padding=(0, 1))
-            share = document["progress"]
-            bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", f"{counts}, {elapsed}")
-            running = [row for row in rows if row["state"] == State.RUNNING]
-            self._live.start()
-            self._live.update(
-                Group(bar, *texts, *(describe_trial(row, title) for row in running)), refresh=True
-            )
-        elif now >= self._next_line:
-            self._next_line = now + LINE_SECONDS
-            echo("; ".join([f"{document['progress']:.0%}, {counts}", *texts]), err=True)
-        self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))

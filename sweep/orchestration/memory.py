@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,11 @@ from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from sweep.config.overrides import Overrides
 
 HERE = SweepFolder(Path())
 
@@ -48,7 +53,9 @@ def _plan_steps(
     return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head
 
 
-def forecast_memory(experiment: str | None = None, **settings: Any) -> dict[str, Any]:
+def forecast_memory(
+    experiment: str | None = None, **settings: "Unpack[Overrides]"
+) -> dict[str, Any]:
     """Return the document of `sweep forecast --json`, peak memory at every batch size.
 
     The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
@@ -105,7 +112,7 @@ def probe_memory(
     multiple: int = 1,
     soak: int | None = None,
     on_point: OnPoint = lambda point: None,
-    **settings: Any,
+    **settings: "Unpack[Overrides]",
 ) -> dict[str, Any]:
     """Measure the largest microbatch that fits; return the document of `sweep probe --json`.
 
@@ -118,7 +125,7 @@ def probe_memory(
     On a CPU `device_memory` is half of the available memory by default. With a `microbatch`
     nothing is searched.
     """
-    request = planning.read_request(experiment, settings)
+    request = planning.read_request(experiment, {**settings})
     plan, configs, head = _plan_steps(request)
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")

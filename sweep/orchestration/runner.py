@@ -8,15 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from sweep.config.hub import weights_folder
 from sweep.config.trial import tokenizer_of
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.orchestration import planning
-from sweep.orchestration.costs import check_disk, estimate
+from sweep.orchestration.costs import check_disk
 from sweep.orchestration.executors import Executor, build_executor, check_services
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.schedule import Scheduler
@@ -48,23 +46,6 @@ class Summary:
             return 130
         ends = [(status.state, status.cause) for status in self.states.values()]
         return 0 if overall_state(ends) is State.COMPLETE else 1
-
-
-def run_sweep(
-    experiment: str | None = None, *, out: str | Path | None = None, **settings: Any
-) -> Summary:
-    """Run the unfinished trials of a sweep; afterwards call `sweep.write_report(folder)`.
-
-    Args:
-        experiment: a shipped name or the path of a TOML file.
-        out: the sweep's folder; results/<experiment> by default. If it has a plan, that grows.
-        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
-
-    Bad input raises SweepError before anything is written.
-    """
-    planned = planning.make_plan(planning.read_request(experiment, settings, out))
-    check_request(planned)
-    return finished_summary(planned) or run_plan(estimate(planned))
 
 
 def finished_summary(
@@ -120,7 +101,7 @@ def run_plan(
     executor: Executor | None = None,
     retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
     on_change: Callable[[], None] = lambda: None,  # called a few times per second
-    on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
+    on_finished: Callable[[], object] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
     """Prepare the data, write the plan, run the requested trials and all later rounds."""
     requested = dict.fromkeys(planned.requested)

@@ -10,9 +10,10 @@ from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
+from sweep.api import run_sweep
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Request, make_plan
-from sweep.orchestration.runner import run_plan, run_sweep
+from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import Lease

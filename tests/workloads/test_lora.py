@@ -13,7 +13,7 @@ from sweep.errors import SweepError
 from sweep.experiments.log_probs import linear_log_probs
 from sweep.models.loss import linear_cross_entropy
 from sweep.orchestration.planning import Request, identify_inputs, inspect_plan
-from sweep.orchestration.runner import run_sweep
+from sweep.api import run_sweep
 from sweep.plan.plan import build_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
@@ -113,10 +113,10 @@ def test_the_gradient_does_not_depend_on_the_split(pretrained, text, tmp_path, m
 def test_kept_adapters_give_the_trained_model_and_cannot_be_a_start(pretrained, text, tmp_path):
     """As docs/hugging-face.md says."""
     out = tmp_path / "sweep"
-    summary = run_sweep("quick", out=out, device="cpu", **fields(pretrained, text))
-    (trial,) = summary.folder.trials()
+    run = run_sweep("quick", out=out, device="cpu", **fields(pretrained, text))
+    (trial,) = run.summary.folder.trials()
     result = trial.read_result()
-    assert summary.exit_code == 0 and result["state"] == "COMPLETE"
+    assert run.exit_code == 0 and result["state"] == "COMPLETE"
     assert result["final_valid_loss"] < result["initial_valid_loss"]
     config = trial.read_config()
     step = TrainingStep(config, CPU)

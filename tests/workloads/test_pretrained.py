@@ -19,7 +19,7 @@ from sweep.models import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import Request, make_plan
-from sweep.orchestration.runner import run_sweep
+from sweep.api import run_sweep
 from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
@@ -115,10 +115,10 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     pretrained, text, tmp_path
 ):
     out = tmp_path / "sweep"
-    summary = run_sweep("grpo-words", out=out, device="cpu", **fields(pretrained, text))
-    (trial,) = summary.folder.trials()
+    run = run_sweep("grpo-words", out=out, device="cpu", **fields(pretrained, text))
+    (trial,) = run.summary.folder.trials()
     result = trial.read_result()
-    assert summary.exit_code == 0 and result["state"] == "COMPLETE" and result["steps"] == 2
+    assert run.exit_code == 0 and result["state"] == "COMPLETE" and result["steps"] == 2
     first, second = (build_model(trial.read_config().science.model, seed) for seed in (0, 1))
     for model in (first, second):
         load_model(model, trial.weights_path)
@@ -126,10 +126,10 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     other_text = tmp_path / "other.txt"
     other_text.write_text("\n<|endoftext|>\n".join(STORIES[::-1] * 30))
     again = tmp_path / "again"
-    summary = run_sweep("grpo-words", out=again, device="cpu", **fields(trial.path, other_text))
-    (second,) = summary.folder.trials()
+    run = run_sweep("grpo-words", out=again, device="cpu", **fields(trial.path, other_text))
+    (second,) = run.summary.folder.trials()
     config = second.read_config()
-    assert summary.exit_code == 0 and second.read_result()["state"] == "COMPLETE"
+    assert run.exit_code == 0 and second.read_result()["state"] == "COMPLETE"
     assert config.science.tokenizer == trial.read_config().science.tokenizer
     assert config.science.start["weights"] == sha256_of_file(trial.weights_path)
     started = Grpo(config, CPU)

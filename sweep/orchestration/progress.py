@@ -1,0 +1,94 @@
+"""Progress of a running sweep on stderr."""
+
+import time
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from sweep.config.numbers import format_seconds
+from sweep.config.objective import Objective
+from sweep.orchestration.status import sweep_status, time_left
+from sweep.trial.folder import State, SweepFolder
+
+LINE_SECONDS = 60.0  # between lines of progress without a terminal
+BAR_WIDTH = 24
+
+
+def state_of(row: dict[str, Any]) -> str:
+    return f"{row['state']} {row['cause'] or ''}".strip()
+
+
+def time_text(seconds: float | None) -> str:
+    return f", about {format_seconds(seconds)} left" if seconds else ""
+
+
+def describe_trial(row: dict[str, Any], title: str) -> str:
+    """Write a trial in columns: what it is, and the newest value of the metric."""
+    name = f"{row['optimizer']} " if row["optimizer"] else ""
+    stage = "tuning" if row["stage"] == "tune" else f"seed {row['seed']}"
+    value = "" if row["value"] is None else f"{title} {row['value']:.4f}"
+    state = "" if row["state"] in (State.RUNNING, State.COMPLETE) else f" {state_of(row)}"
+    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage:<7}"
+    return f"{name}{cell} {value}{state}".rstrip()
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
+
+    On a terminal each trial that ends leaves a line.
+    """
+
+    def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
+        self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._ended: set[str] | None = None  # trials
+        self._started = time.monotonic()
+        self._next_update, self._next_line = 0.0, self._started + LINE_SECONDS
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._next_update = self._next_line = 0.0
+            self.update()
+        self._live.stop()
+
+    def update(self) -> None:
+        """Read the folder and show it, at most once a second and in a tenth of the time."""
+        now = time.monotonic()
+        if self._is_quiet or now < self._next_update:
+            return
+        document = sweep_status(self._folder)
+        rows = [row for row in document["trials"] if self._ids is None or row["id"] in self._ids]
+        title = Objective(document["metric"]).title.removeprefix("final ")
+        ended = [row for row in rows if State(row["state"]).is_finished]
+        if self._ended is None:  # those of an earlier command
+            self._ended = {row["id"] for row in ended}
+        counts = f"{len(ended)} of {len(rows)} trials{time_text(time_left(rows))}"
+        best = [row for row in rows if row["id"] == document["best"]]
+        texts = [f"best so far: {describe_trial(row, title)}" for row in best]
+        new = [row for row in ended if row["id"] not in self._ended]
+        self._ended |= {row["id"] for row in new}
+        if self._console.is_terminal:
+            width = len(str(len(rows)))
+            for number, row in enumerate(new, len(ended) - len(new) + 1):
+                line = f"{number:>{width}} of {len(rows)}  {describe_trial(row, title)}"
+                self._console.print(line, markup=False)
+            elapsed = f"{format_seconds(now - self._started)} elapsed"
+            bar = Table.grid(padding=(0, 1))
+            share = document["progress"]
+            bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", f"{counts}, {elapsed}")
+            running = [row for row in rows if row["state"] == State.RUNNING]
+            self._live.start()
+            self._live.update(
+                Group(bar, *texts, *(describe_trial(row, title) for row in running)), refresh=True
+            )
+        elif now >= self._next_line:
+            self._next_line = now + LINE_SECONDS
+            line = "; ".join([f"{document['progress']:.0%}, {counts}", *texts])
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))
