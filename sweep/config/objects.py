@@ -43,6 +43,7 @@ SHIPPED_OBJECTS = {
     "grpo": "sweep.experiments.grpo:Grpo",
     "quadratic": "sweep.experiments.noisy_quadratic:NoisyQuadratic",
     "words": "sweep.experiments.story_words:Words",
+    "synthetic": "sweep.experiments.synthetic_stories:Stories",
     "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
     "elman:Elman": "sweep.experiments.elman:Elman",
 }

@@ -24,7 +24,7 @@ import numpy as np
 
 from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face, parse_hub_name
-from sweep.data.synthetic import synthetic_documents, synthetic_identity
+from sweep.config.objects import load_object
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir, sha256_of
 
@@ -84,7 +84,7 @@ def _identify(source: str) -> dict[str, Any]:
     if source == "tinystories":
         return {"name": "tinystories", "revision": REVISION, "sha256": TINYSTORIES}
     if source == "synthetic":
-        return synthetic_identity()
+        return dict(load_object(source).identity())
     if is_path(source):
         return _identify_files(find_files(source))
     repository, revision = parse_hub_name(source, "data")
@@ -156,7 +156,7 @@ def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
 
 
 def _read_stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
-    return map(Piece, synthetic_documents(identity, split))
+    return map(Piece, load_object(identity["name"]).documents(identity, split))
 
 
 def download(split: str) -> Path:

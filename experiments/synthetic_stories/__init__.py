@@ -67,3 +67,9 @@ def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
         yield generate_story(story_grammar(), rng)
+
+
+class Stories:
+    """The data source `synthetic`."""
+
+    identity, documents = staticmethod(synthetic_identity), staticmethod(synthetic_documents)
