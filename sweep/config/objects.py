@@ -45,6 +45,7 @@ SHIPPED_OBJECTS = {
     "words": "sweep.experiments.story_words:Words",
     "synthetic": "sweep.experiments.synthetic_stories:Stories",
     "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
+    "muon": "sweep.experiments.muon:MuonAndAdamW",
     "hugging_face": "sweep.experiments.hugging_face:HuggingFace",
     "elman:Elman": "sweep.experiments.elman:Elman",
 }
