@@ -38,7 +38,7 @@ for name in sorted({packages.get(module, [module])[0] for module in sys.argv[1:]
         versions[name] = metadata.version(name)
 print(json.dumps(versions))
 """
-# Objects of the shipped experiments, by the names that experiments and trials use for them.
+# Objects of the shipped experiments, by the names (of models: the kinds) that trials use for them.
 SHIPPED_OBJECTS = {
     "grpo": "sweep.experiments.grpo:Grpo",
     "quadratic": "sweep.experiments.noisy_quadratic:NoisyQuadratic",
@@ -46,6 +46,7 @@ SHIPPED_OBJECTS = {
     "synthetic": "sweep.experiments.synthetic_stories:Stories",
     "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
     "muon": "sweep.experiments.muon:MuonAndAdamW",
+    "transformer": "sweep.experiments.transformer:Transformer",
     "hugging_face": "sweep.experiments.hugging_face:HuggingFace",
     "elman:Elman": "sweep.experiments.elman:Elman",
 }
@@ -56,7 +57,7 @@ def load_object(name: str) -> Any:
     module, _, attribute = SHIPPED_OBJECTS.get(name, name).partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
-    if (current := str(Path.cwd())) not in sys.path:
+    if not is_shipped(name) and (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
     try:
         return getattr(importlib.import_module(module), attribute)
