@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
+from sweep.config import read_toml, sha256_of_file
 from sweep.errors import SweepError, describe_error, user_code
 
 # Values of a trial, by which a command may contain {batch_size} and others.
@@ -38,18 +38,7 @@ for name in sorted({packages.get(module, [module])[0] for module in sys.argv[1:]
         versions[name] = metadata.version(name)
 print(json.dumps(versions))
 """
-# Objects of the shipped experiments, by the names (of models: the kinds) that trials use for them.
-SHIPPED_OBJECTS = {
-    "grpo": "sweep.experiments.grpo:Grpo",
-    "quadratic": "sweep.experiments.noisy_quadratic:NoisyQuadratic",
-    "words": "sweep.experiments.story_words:Words",
-    "synthetic": "sweep.experiments.synthetic_stories:Stories",
-    "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
-    "muon": "sweep.experiments.muon:MuonAndAdamW",
-    "transformer": "sweep.experiments.transformer:Transformer",
-    "hugging_face": "sweep.experiments.hugging_face:HuggingFace",
-    "elman:Elman": "sweep.experiments.elman:Elman",
-}
+SHIPPED_OBJECTS: dict[str, str] = read_toml(__file__, "shipped.toml")
 
 
 def load_object(name: str) -> Any:
