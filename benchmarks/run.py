@@ -211,7 +211,7 @@ def tokenizing(folder: Path) -> dict[str, object]:
     stories = load_object("synthetic")
     identity = stories.identity(train=60_000, valid=500)
     for split in ("train", "valid"):
-        documents = stories.documents(identity, split)
+        documents = (piece.text for piece in stories.open(identity, split)())
         (text / f"{split}.txt").write_text("\n<|endoftext|>\n".join(documents))
     size = sum(file.stat().st_size for file in text.iterdir())
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sweep.config import read_toml
+from sweep.data.sources import Piece, Reader
 from sweep.errors import SweepError
 
 GRAMMAR_VERSION = 1
@@ -69,7 +70,9 @@ def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str
         yield generate_story(story_grammar(), rng)
 
 
-class Stories:
-    """The data source `synthetic`."""
+def open_split(identity: Mapping[str, Any], split: str) -> Reader:
+    return lambda: map(Piece, synthetic_documents(identity, split))
 
-    identity, documents = staticmethod(synthetic_identity), staticmethod(synthetic_documents)
+
+class Stories:
+    identity, open = staticmethod(synthetic_identity), staticmethod(open_split)

@@ -25,14 +25,9 @@ from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face, parse_hub_name
 from sweep.config.objects import load_object
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, sha256_of
+from sweep.trial.files import sha256_of
 
-REPOSITORY = "roneneldan/TinyStories"
-REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-TINYSTORIES = {  # sha256 by split
-    "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
-    "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
-}
+SHIPPED = ("tinystories", "synthetic")  # sources that are objects of the shipped experiments
 VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
 TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -58,7 +53,7 @@ Reader = Callable[[], Iterator[Piece]]  # each call reads from the beginning
 
 
 def is_path(source: str) -> bool:
-    return source not in ("tinystories", "synthetic") and not source.startswith("hf:")
+    return source not in SHIPPED and not source.startswith("hf:")
 
 
 def needs_datasets(identity: dict[str, Any]) -> bool:
@@ -77,9 +72,7 @@ def identify_data(source: str, column: str = TEXT) -> dict[str, Any]:
 
 
 def _identify(source: str) -> dict[str, Any]:
-    if source == "tinystories":
-        return {"name": "tinystories", "revision": REVISION, "sha256": TINYSTORIES}
-    if source == "synthetic":
+    if source in SHIPPED:
         return dict(load_object(source).identity())
     if is_path(source):
         return _identify_files(find_files(source))
@@ -130,10 +123,9 @@ def find_files(source: str) -> dict[str, list[Path]]:
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
     """Return a reader of each split, train and valid; download and split the data if necessary."""
     column = identity.get("column", TEXT)
-    if identity["name"] == "synthetic":
-        return {split: partial(_read_stories, identity, split) for split in SPLITS}
-    if identity["name"] == "tinystories":  # the small file first
-        return {split: partial(read_text, download(split)) for split in reversed(SPLITS)}
+    if identity["name"] in SHIPPED:  # valid, the small one, comes first
+        source = load_object(identity["name"])
+        return {split: source.open(identity, split) for split in reversed(SPLITS)}
     if identity["name"] == "hf":
         readers = _open_hub(identity["repository"], identity["revision"], column)
     else:
@@ -149,24 +141,6 @@ def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
     is_path = identity["name"] == "path"
     if is_path and (path is None or _identify_files(find_files(path)) != files):
         raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
-
-
-def _read_stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
-    return map(Piece, load_object(identity["name"]).documents(identity, split))
-
-
-def download(split: str) -> Path:
-    """Return the path of a file of TinyStories with the pinned hash; download it if necessary."""
-    name = f"TinyStoriesV2-GPT4-{split}.txt"
-    path = cache_dir() / "tinystories" / name
-    if not path.is_file():
-        remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."
-        with hugging_face("huggingface_hub", f"data '{REPOSITORY}/{name}'", remedy) as hub:
-            options = {"repo_type": "dataset", "revision": REVISION}
-            path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
-    if sha256_of_file(path) != (expected := TINYSTORIES[split]):
-        raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
-    return path
 
 
 def _table_format(path: Path) -> str | None:
