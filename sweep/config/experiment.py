@@ -15,13 +15,12 @@ from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
     Positive,
-    find_model,
     is_model_source,
     model_preset,
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import check_command, is_shipped, title_of_command
+from sweep.config.objects import check_command, is_shipped, load_object, title_of_command
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -466,11 +465,12 @@ def _with_transformers(
     The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
     """
     init, model = fields.get("init"), fields.get("model")
-    if isinstance(init, str) and (found := find_model(init, is_start=True)):
+    fields_of_model = load_object("fields_of_model")
+    if isinstance(init, str) and (found := fields_of_model(init, is_start=True)):
         if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
             raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
         own = {"init": pin(init), "tokenizer": "pretrained"}
-    elif is_model_source(model) and (found := find_model(str(model), is_start=False)):
+    elif is_model_source(model) and (found := fields_of_model(str(model), is_start=False)):
         own = {"model_source": pin(str(model))}
     else:
         return fields
