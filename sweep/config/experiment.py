@@ -20,7 +20,13 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import check_command, is_shipped, load_object, title_of_command
+from sweep.config.objects import (
+    OF_COMMANDS,
+    check_command,
+    is_shipped,
+    load_object,
+    title_of_command,
+)
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -39,11 +45,6 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
-# Settings of an experiment with a command; others belong to trainings of this package.
-OF_COMMANDS = {
-    *("name", "question", "command", "context", "budget", "batches", "lr", "seeds", "tuning"),
-    *("answer", "declared", "optimizer", "schedule"),  # for {beta2}, {weight_decay}, {warmup_steps}
-}
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]  # of an evaluation
 Command = Annotated[str, AfterValidator(check_command)]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -442,7 +443,7 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment whose workload or command has its own model."""
     workload, command = str(fields.get("workload", "")), fields.get("command")
     if command is not None:
-        if others := sorted(fields.keys() - OF_COMMANDS):
+        if others := sorted(fields.keys() - {*OF_COMMANDS["experiment"]}):
             problem = "does not apply to a command, which has its own model, data and training"
             raise SweepError(f"{others[0]} {problem}. Leave it out.")
         title, name = title_of_command(check_command(str(command))), f"command: {command}"
