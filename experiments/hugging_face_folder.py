@@ -1,10 +1,14 @@
-"""Read the config.json of a model that transformers saved, without transformers or torch."""
+"""Experiments with a model that transformers saved, read without transformers or torch."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from sweep.config import sha256_of_file
-from sweep.config.hub import PREFIX, model_folder
+from sweep.config.experiment import SIZES
+from sweep.config.hub import PREFIX, model_folder, pin
+from sweep.config.models import is_model_source
+from sweep.config.numbers import parse_count
 from sweep.errors import SweepError
 
 MAX_CONFIG_BYTES = 1 << 24
@@ -61,3 +65,37 @@ def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
     if has_tokenizer:
         fields |= {"end": end, "tokenizer_sha256": sha256_of_file(tokenizer)}
     return fields
+
+
+def with_transformers(
+    fields: dict[str, Any], usual: Mapping[str, Any], flags: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Replace the name of a model of transformers, or the model of the init, by its fields.
+
+    The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
+    """
+    init, model = fields.get("init"), fields.get("model")
+    if isinstance(init, str) and (found := fields_of_model(init, is_start=True)):
+        if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
+            raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
+        own = {"init": pin(init), "tokenizer": "pretrained"}
+    elif is_model_source(model) and (found := fields_of_model(str(model), is_start=False)):
+        own = {"model_source": pin(str(model))}
+    else:
+        return fields
+    given = {**usual, **flags}
+    sizes = {key: parse_count(given[key], key) for key in SIZES if given.get(key) is not None}
+    most, is_bound = found["context"], fields.get("workload") == "grpo"
+    if "context" in flags and sizes["context"] > most:
+        problem = f"context must be at most the model's {most}, got {sizes['context']}"
+        raise SweepError(f"{problem}. Lower it.")
+    if "context" not in flags:
+        sizes["context"] = most if is_bound else min(sizes.get("context", most), most)
+    if own.get("tokenizer", fields.get("tokenizer")) == "pretrained":
+        sizes.pop("vocabulary", None)  # the model's
+    else:
+        found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
+    if "init" in flags and isinstance(fields.get("schedule"), dict):
+        fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
+    kept = {key: value for key, value in fields.items() if key not in SIZES}
+    return {**kept, **own, "model": {**found, **sizes}}

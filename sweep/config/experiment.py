@@ -10,12 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
     Positive,
-    is_model_source,
     model_preset,
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
@@ -415,7 +413,7 @@ def load_experiment(
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
-    fields = _with_transformers(fields, usual, flags)
+    fields = load_object("with_transformers")(fields, usual, flags)
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
     fields |= _own_model(fields)
@@ -456,41 +454,6 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
         title, name = workload.partition(":")[0].rpartition(".")[2], workload
     own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
     return {"name": title, "data": None, **fields, "workload": workload, "model": own}
-
-
-def _with_transformers(
-    fields: dict[str, Any], usual: Mapping[str, Any], flags: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Replace the name of a model of transformers, or the model of the init, by its fields.
-
-    The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
-    """
-    init, model = fields.get("init"), fields.get("model")
-    fields_of_model = load_object("fields_of_model")
-    if isinstance(init, str) and (found := fields_of_model(init, is_start=True)):
-        if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
-            raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
-        own = {"init": pin(init), "tokenizer": "pretrained"}
-    elif is_model_source(model) and (found := fields_of_model(str(model), is_start=False)):
-        own = {"model_source": pin(str(model))}
-    else:
-        return fields
-    given = {**usual, **flags}
-    sizes = {key: parse_count(given[key], key) for key in SIZES if given.get(key) is not None}
-    most, is_bound = found["context"], fields.get("workload") == "grpo"
-    if "context" in flags and sizes["context"] > most:
-        problem = f"context must be at most the model's {most}, got {sizes['context']}"
-        raise SweepError(f"{problem}. Lower it.")
-    if "context" not in flags:
-        sizes["context"] = most if is_bound else min(sizes.get("context", most), most)
-    if own.get("tokenizer", fields.get("tokenizer")) == "pretrained":
-        sizes.pop("vocabulary", None)  # the model's
-    else:
-        found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
-    if "init" in flags and isinstance(fields.get("schedule"), dict):
-        fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
-    kept = {key: value for key, value in fields.items() if key not in SIZES}
-    return {**kept, **own, "model": {**found, **sizes}}
 
 
 def _read_experiment(name: str) -> dict[str, Any]:
