@@ -17,7 +17,7 @@ from record import RESULTS, record
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution, TrialConfig
-from sweep.data.synthetic import synthetic_identity
+from sweep.data.sources import identify_data
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
 from sweep.memory.probe import measure
@@ -45,7 +45,7 @@ def trial_config(
         loss_chunk_rows=LOSS_CHUNK_ROWS[device.partition(":")[0]],
     )
     settings = load_experiment(experiment, fields)
-    plan = build_plan(settings, execution, Inputs(data=synthetic_identity()))
+    plan = build_plan(settings, execution, Inputs(data=identify_data("synthetic")))
     row = plan.trials[0].model_copy(update={"learning_rate": 1e-6})
     return plan.trial_config(row, "memory")
 

@@ -23,8 +23,8 @@ from ratios import ratio
 from record import record
 
 from sweep.config.experiment import load_experiment
+from sweep.config.objects import load_object
 from sweep.config.trial import Execution
-from sweep.data.synthetic import synthetic_documents, synthetic_identity
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
@@ -208,9 +208,10 @@ def tokenizing(folder: Path) -> dict[str, object]:
     """Time training a tokenizer of 2,048 tokens on a text and tokenizing it."""
     text = folder / "text"
     text.mkdir()
-    identity = synthetic_identity(train=60_000, valid=500)
+    stories = load_object("synthetic")
+    identity = stories.identity(train=60_000, valid=500)
     for split in ("train", "valid"):
-        documents = synthetic_documents(identity, split)
+        documents = (piece.text for piece in stories.open(identity, split)())
         (text / f"{split}.txt").write_text("\n<|endoftext|>\n".join(documents))
     size = sum(file.stat().st_size for file in text.iterdir())
 

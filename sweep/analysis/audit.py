@@ -23,24 +23,12 @@ from sweep.errors import SweepError
 from sweep.trial.files import refuse_links
 
 _TABLE = read_toml(__file__, "headers.toml")
+PATTERNS: dict[str, str] = _TABLE["patterns"]
 HEADERS = {column: text.format(**_TABLE["words"]) for column, text in _TABLE["headers"].items()}
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
-UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
-DURATION = rf"(?:\s*\d+(?:\.\d+)?\s*{UNIT.replace('(', '(?:', 1)}\s*){{2,}}"  # 5h 20m
 OWN_COLUMNS = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
 TEXTS = ("status", "seed", "stage", "optimizer")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
-NUMBER = (  # digits, suffix, unit, spread
-    r"(?=[+-]?[.\d])([+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*"
-    r"([kKMGB](?![A-Za-z]))?\s*([A-Za-z]*)\s*(?:(?:±|\+/-|\().*)?"
-)
-OUT_OF_MEMORY = r"(?i)(?<![a-z])oom(?![a-z])|out.?of.?memory"
-DIVERGED = r"(?i)diverg|\bnan\b|\binf\b"
-FAILED = (
-    rf"{OUT_OF_MEMORY}|{DIVERGED[4:]}|fail|error|crash|✗|✘|❌|waiting|running|pending|queued|"
-    "prune|abort|kill|timed?.?out|lost|unfinished|incomplete|not finished"
-)
-SUCCEEDED = r"(?i)[\s*_`(]*(ok|done|complete|success|finished|passed|✓|✔|✅)"
 
 
 def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
@@ -148,14 +136,14 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if re.search(r"\btok", titles.get("batch_size", "").lower().replace("_", " ")):
         title = titles["batch_size"]
         table["batch_size"] = _sequences(cells[title], title, table)
-    status = table["status"]
+    status, failed = table["status"], PATTERNS["failed"]
     for loss in (cells[titles[name]] for name in LOSSES if name in titles):
-        status = status + " " + loss.where(loss.str.contains(FAILED), "")  # a loss of NaN or OOM
+        status = status + " " + loss.where(loss.str.contains(failed), "")  # a loss of NaN or OOM
     table["status"] = status = status.str.strip()
-    has_ended = status.str.match(SUCCEEDED)
-    table["is_out_of_memory"] = status.str.contains(OUT_OF_MEMORY) & ~has_ended
-    table["has_diverged"] = status.str.contains(DIVERGED)
-    table["is_failed"] = (status.str.contains(FAILED) & ~has_ended) | table["has_diverged"]
+    has_ended = status.str.match(PATTERNS["succeeded"])
+    table["is_out_of_memory"] = status.str.contains(PATTERNS["out_of_memory"]) & ~has_ended
+    table["has_diverged"] = status.str.contains(PATTERNS["diverged"])
+    table["is_failed"] = (status.str.contains(failed) & ~has_ended) | table["has_diverged"]
     has_batch = table["batch_size"] % 1 == 0
     notes = {
         "Columns ignored": ", ".join(title for title in header if title not in titles.values()),
@@ -193,8 +181,8 @@ def _split_title(title: str) -> tuple[str, str]:
 def _number(column: str, title: str, text: str) -> float:
     """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
     plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
-    if column == "hours" and re.fullmatch(DURATION, plain):
-        parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{UNIT}", plain)
+    if column == "hours" and re.fullmatch(PATTERNS["duration"], plain):
+        parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{PATTERNS['unit']}", plain)
         return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
     has_scale = re.match(r"[kKMGB](?![A-Za-z])", _split_title(title)[1])
     if column in COUNTS and not has_scale and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
@@ -203,14 +191,15 @@ def _number(column: str, title: str, text: str) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*(%?)(?:\s*(?:±|\+/-).*)?", plain)
         is_percent = match is not None and ("%" in title or bool(match[2]))
         return float(match[1]) / (100 if is_percent else 1) if match else math.nan
-    match = re.fullmatch(NUMBER, plain)
+    match = re.fullmatch(PATTERNS["number"], plain)
     if match is None or ("," in match[1] and column not in (*COUNTS, "hours")):
         return math.nan  # a loss of 1,389 could be 1.389
     (digits, suffix, unit), (words, in_title) = match.groups(), _split_title(title)
     scale: float = SUFFIXES.get(suffix or "", 1)
     if column == "hours":
-        units = (word.lower() for word in (unit, in_title, *words.split()))
-        scale = next((UNIT_HOURS[word[0]] for word in units if re.fullmatch(UNIT, word)), math.nan)
+        words_of_unit = (word.lower() for word in (unit, in_title, *words.split()))
+        units = [word for word in words_of_unit if re.fullmatch(PATTERNS["unit"], word)]
+        scale = UNIT_HOURS[units[0][0]] if units else math.nan
     elif (
         not suffix
         and column in ("steps", "token_budget", "batch_size")

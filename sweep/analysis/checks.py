@@ -21,11 +21,9 @@ from sweep.plan.rates import PATIENCE
 
 TABLE: dict[str, dict[str, Any]] = read_toml(__file__, "checks.toml")
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
-CURVE_CHECKS = (
-    *("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early"),
-    "crossing_unresolved",
+CURVE_CHECKS, COMMAND_CHECKS = (
+    tuple(code for code, row in TABLE.items() if row.get("of") == of) for of in ("curve", "command")
 )
-COMMAND_CHECKS = ("command_repeats", "command_accumulation", "command_resumes")
 MOST_INTERPOLATION_ERROR = 0.01  # relative error of the tokens to a target
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 

@@ -10,18 +10,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config.hub import pin
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
     Positive,
-    find_model,
-    is_model_source,
     model_preset,
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import check_command, is_shipped, title_of_command
+from sweep.config.objects import (
+    OF_COMMANDS,
+    check_command,
+    is_shipped,
+    load_object,
+    title_of_command,
+)
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -40,11 +43,6 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
-# Settings of an experiment with a command; others belong to trainings of this package.
-OF_COMMANDS = {
-    *("name", "question", "command", "context", "budget", "batches", "lr", "seeds", "tuning"),
-    *("answer", "declared", "optimizer", "schedule"),  # for {beta2}, {weight_decay}, {warmup_steps}
-}
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]  # of an evaluation
 Command = Annotated[str, AfterValidator(check_command)]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -415,7 +413,7 @@ def load_experiment(
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
-    fields = _with_transformers(fields, usual, flags)
+    fields = load_object("with_transformers")(fields, usual, flags)
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
     fields |= _own_model(fields)
@@ -443,7 +441,7 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment whose workload or command has its own model."""
     workload, command = str(fields.get("workload", "")), fields.get("command")
     if command is not None:
-        if others := sorted(fields.keys() - OF_COMMANDS):
+        if others := sorted(fields.keys() - {*OF_COMMANDS["experiment"]}):
             problem = "does not apply to a command, which has its own model, data and training"
             raise SweepError(f"{others[0]} {problem}. Leave it out.")
         title, name = title_of_command(check_command(str(command))), f"command: {command}"
@@ -456,40 +454,6 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
         title, name = workload.partition(":")[0].rpartition(".")[2], workload
     own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
     return {"name": title, "data": None, **fields, "workload": workload, "model": own}
-
-
-def _with_transformers(
-    fields: dict[str, Any], usual: Mapping[str, Any], flags: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Replace the name of a model of transformers, or the model of the init, by its fields.
-
-    The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
-    """
-    init, model = fields.get("init"), fields.get("model")
-    if isinstance(init, str) and (found := find_model(init, is_start=True)):
-        if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
-            raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
-        own = {"init": pin(init), "tokenizer": "pretrained"}
-    elif is_model_source(model) and (found := find_model(str(model), is_start=False)):
-        own = {"model_source": pin(str(model))}
-    else:
-        return fields
-    given = {**usual, **flags}
-    sizes = {key: parse_count(given[key], key) for key in SIZES if given.get(key) is not None}
-    most, is_bound = found["context"], fields.get("workload") == "grpo"
-    if "context" in flags and sizes["context"] > most:
-        problem = f"context must be at most the model's {most}, got {sizes['context']}"
-        raise SweepError(f"{problem}. Lower it.")
-    if "context" not in flags:
-        sizes["context"] = most if is_bound else min(sizes.get("context", most), most)
-    if own.get("tokenizer", fields.get("tokenizer")) == "pretrained":
-        sizes.pop("vocabulary", None)  # the model's
-    else:
-        found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
-    if "init" in flags and isinstance(fields.get("schedule"), dict):
-        fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
-    kept = {key: value for key, value in fields.items() if key not in SIZES}
-    return {**kept, **own, "model": {**found, **sizes}}
 
 
 def _read_experiment(name: str) -> dict[str, Any]:

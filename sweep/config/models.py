@@ -1,13 +1,12 @@
 """Model settings: sizes, presets, and models of transformers."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
-from sweep.config import read_toml, sha256_of_file
-from sweep.config.hub import PREFIX, model_folder
+from sweep.config import read_toml
+from sweep.config.hub import PREFIX
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 
@@ -82,12 +81,6 @@ ModelSettings = Annotated[
 MODEL_PRESETS: dict[str, ModelSettings] = TypeAdapter(dict[str, ModelSettings]).validate_python(
     {name: {"name": name, **keys} for name, keys in read_toml(__file__, "models.toml").items()}
 )
-MAX_CONFIG_BYTES = 1 << 24
-# Entries of a pretrained model's config.json that say nothing about its sizes.
-NOT_SIZES = {
-    *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
-    *("use_cache", "_name_or_path", "auto_map"),
-}
 
 
 def is_model_source(name: Any) -> bool:
@@ -106,51 +99,3 @@ def model_preset(name: str) -> dict[str, Any]:
             f"hf:OWNER/NAME, a folder with the config.json of a model, or a table, got {name!r}."
         )
     return MODEL_PRESETS[name].model_dump()
-
-
-def find_model(source: str, is_start: bool) -> dict[str, Any] | None:
-    """Return the model fields of a folder or of the hub; None if transformers does not know it.
-
-    A start needs a tokenizer, and may also be the folder of a trial that started from such a model.
-    """
-    folder = model_folder(source)
-    try:
-        path = folder / "config.json"
-        if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
-            return None
-        config = dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):  # planning refuses this folder
-        return None
-    tokenizer = folder / "tokenizer.json"
-    if "model_type" not in config:
-        match config.get("science") if is_start else None:
-            case {"model": {"lora": int()}}:
-                remedy = "Start from the model that they were trained on"
-                raise SweepError(f"init must hold all weights, got adapters: {source!r}. {remedy}.")
-            case {"tokenizer": {"kind": "pretrained"}, "model": dict(model)}:
-                if tokenizer.is_file():
-                    return model
-                raise SweepError(f"init must contain tokenizer.json, got {source!r}. Restore it.")
-        return None
-    vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
-    end = next(iter(end), None) if isinstance(end, list) else end
-    context = config.get("max_position_embeddings", config.get("n_positions"))
-    has_tokenizer = tokenizer.is_file() and end is not None
-    repository = source.removeprefix(PREFIX).partition("@")[0]
-    if None in (vocabulary, context) or (is_start and not has_tokenizer):
-        raise SweepError(
-            "a model must have config.json with vocab_size and max_position_embeddings, and for "
-            f"--init also eos_token_id and tokenizer.json, got {source!r}. Save the model and its "
-            "tokenizer there."
-        )
-    fields = {
-        "kind": "hugging_face",
-        "name": repository if source.startswith(PREFIX) else config["model_type"],
-        "architecture": config["model_type"],
-        "vocabulary": vocabulary,
-        "context": context,
-        "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
-    }
-    if has_tokenizer:
-        fields |= {"end": end, "tokenizer_sha256": sha256_of_file(tokenizer)}
-    return fields

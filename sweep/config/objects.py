@@ -16,36 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
+from sweep.config import read_toml, sha256_of_file
 from sweep.errors import SweepError, describe_error, user_code
 
-# Values of a trial, by which a command may contain {batch_size} and others.
-PLACEHOLDERS = (
-    *("batch_size", "learning_rate", "steps", "warmup_steps", "tokens", "examples", "seed"),
-    *("log", "folder", "resume", "microbatch_size", "accumulation", "beta2", "weight_decay"),
-    "device",
-)
-NEEDED = ({"batch_size"}, {"learning_rate"}, {"seed"}, {"steps", "tokens", "examples"})
+OF_COMMANDS: dict[str, Any] = read_toml(__file__, "commands.toml")
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
 RUNS_MODULE = re.compile(r"-\w*m")  # the option before a module that Python runs
-# Prints the versions of the packages that contain modules, in the environment of a Python.
-VERSIONS = """
-import contextlib, json, sys
-from importlib import metadata
-packages, versions = getattr(metadata, "packages_distributions", dict)(), {}  # from Python 3.10 on
-for name in sorted({packages.get(module, [module])[0] for module in sys.argv[1:]}):
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions[name] = metadata.version(name)
-print(json.dumps(versions))
-"""
-# Objects of the shipped experiments, by the names that experiments and trials use for them.
-SHIPPED_OBJECTS = {
-    "grpo": "sweep.experiments.grpo:Grpo",
-    "quadratic": "sweep.experiments.noisy_quadratic:NoisyQuadratic",
-    "words": "sweep.experiments.story_words:Words",
-    "chess_moves:Chess": "sweep.experiments.chess_moves:Chess",
-    "elman:Elman": "sweep.experiments.elman:Elman",
-}
+SHIPPED_OBJECTS: dict[str, str] = read_toml(__file__, "shipped.toml")
 
 
 def load_object(name: str) -> Any:
@@ -53,7 +30,7 @@ def load_object(name: str) -> Any:
     module, _, attribute = SHIPPED_OBJECTS.get(name, name).partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
-    if (current := str(Path.cwd())) not in sys.path:
+    if not is_shipped(name) and (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -96,14 +73,15 @@ def check_command(command: str) -> str:
     except ValueError as error:
         raise SweepError(f"a shell must be able to split {command!r} ({error}).") from None
     used = {*PLACEHOLDER.findall(command)}
-    if unknown := sorted(used - {*PLACEHOLDERS}):
-        known = ", ".join(PLACEHOLDERS)
+    placeholders = OF_COMMANDS["placeholders"]
+    if unknown := sorted(used - {*placeholders}):
+        known = ", ".join(placeholders)
         raise SweepError(f"command must use only the placeholders {known}, got {{{unknown[0]}}}.")
     if {"microbatch_size", "accumulation"} <= used:
         used.add("batch_size")  # their product, for each device
-    for names in NEEDED:
-        if program is None or not used & names:
-            choice = " or ".join(f"{{{name}}}" for name in PLACEHOLDERS if name in names)
+    for names in OF_COMMANDS["needed"]:
+        if program is None or used.isdisjoint(names):
+            choice = " or ".join(f"{{{name}}}" for name in names)
             raise SweepError(f"command must contain {choice}, got {command!r}. Add it.")
     return command
 
@@ -181,7 +159,7 @@ def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tup
     """
     files, imported, python = _hash_code(names)
     # In another folder, because Python would import the user's files instead of its own modules.
-    program = [str(Path(python).absolute()), "-c", VERSIONS, *imported]
+    program = [str(Path(python).absolute()), "-c", OF_COMMANDS["versions"], *imported]
     done = subprocess.run(program, cwd="/", capture_output=True, text=True, check=False)
     code = {"files": files, "packages": json.loads(done.stdout) if not done.returncode else {}}
     objects = {name: load_object(name) for name in names if "{" not in name}

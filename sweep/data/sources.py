@@ -10,13 +10,12 @@ import csv
 import glob
 import gzip
 import hashlib
-import importlib
 import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,16 +23,11 @@ import numpy as np
 
 from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face, parse_hub_name
-from sweep.data.synthetic import synthetic_documents, synthetic_identity
+from sweep.config.objects import load_object
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, sha256_of
+from sweep.trial.files import sha256_of
 
-REPOSITORY = "roneneldan/TinyStories"
-REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-TINYSTORIES = {  # sha256 by split
-    "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
-    "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
-}
+SHIPPED = ("tinystories", "synthetic")  # sources that are objects of the shipped experiments
 VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
 TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -41,10 +35,7 @@ TEXT = "text"  # name of a table's column unless the identity has another
 SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
-MAX_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
-MAX_LINE_BYTES = 1 << 26  # longest line in a JSON or CSV file
-MAX_DEPTH = 100
-MAX_CHARACTERS = 1 << 26  # longest text, unless its files are large
+MAX_DEPTH = 100  # of brackets in a line of JSON
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
 # No tokenizer here merges a character with white space after it, so such a cut changes no ids.
@@ -62,7 +53,7 @@ Reader = Callable[[], Iterator[Piece]]  # each call reads from the beginning
 
 
 def is_path(source: str) -> bool:
-    return source not in ("tinystories", "synthetic") and not source.startswith("hf:")
+    return source not in SHIPPED and not source.startswith("hf:")
 
 
 def needs_datasets(identity: dict[str, Any]) -> bool:
@@ -81,10 +72,8 @@ def identify_data(source: str, column: str = TEXT) -> dict[str, Any]:
 
 
 def _identify(source: str) -> dict[str, Any]:
-    if source == "tinystories":
-        return {"name": "tinystories", "revision": REVISION, "sha256": TINYSTORIES}
-    if source == "synthetic":
-        return synthetic_identity()
+    if source in SHIPPED:
+        return dict(load_object(source).identity())
     if is_path(source):
         return _identify_files(find_files(source))
     repository, revision = parse_hub_name(source, "data")
@@ -134,10 +123,9 @@ def find_files(source: str) -> dict[str, list[Path]]:
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
     """Return a reader of each split, train and valid; download and split the data if necessary."""
     column = identity.get("column", TEXT)
-    if identity["name"] == "synthetic":
-        return {split: partial(_read_stories, identity, split) for split in SPLITS}
-    if identity["name"] == "tinystories":  # the small file first
-        return {split: partial(read_text, download(split)) for split in reversed(SPLITS)}
+    if identity["name"] in SHIPPED:  # valid, the small one, comes first
+        source = load_object(identity["name"])
+        return {split: source.open(identity, split) for split in reversed(SPLITS)}
     if identity["name"] == "hf":
         readers = _open_hub(identity["repository"], identity["revision"], column)
     else:
@@ -155,42 +143,12 @@ def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
         raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
 
 
-def _read_stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
-    return map(Piece, synthetic_documents(identity, split))
-
-
-def download(split: str) -> Path:
-    """Return the path of a file of TinyStories with the pinned hash; download it if necessary."""
-    name = f"TinyStoriesV2-GPT4-{split}.txt"
-    path = cache_dir() / "tinystories" / name
-    if not path.is_file():
-        remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."
-        with hugging_face("huggingface_hub", f"data '{REPOSITORY}/{name}'", remedy) as hub:
-            options = {"repo_type": "dataset", "revision": REVISION}
-            path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
-    if sha256_of_file(path) != (expected := TINYSTORIES[split]):
-        raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
-    return path
-
-
 def _table_format(path: Path) -> str | None:
     return TABLE_FORMATS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
 def read_files(paths: list[Path], column: str = TEXT) -> Iterator[Piece]:
-    for path in paths:
-        characters = 0
-        for piece in _read_file(path, column):
-            characters += len(piece.text)
-            _check_expansion(path, characters)
-            yield piece
-
-
-def _check_expansion(path: Path, size: int) -> None:
-    """Refuse a file whose content, so far, is much larger than the file."""
-    if size > max(MAX_CHARACTERS, MAX_EXPANSION * path.stat().st_size):
-        expected = f"hold at most {MAX_EXPANSION} characters per byte of its files"
-        raise SweepError(f"data {str(path)!r} must {expected}. Use other data.")
+    return chain.from_iterable(_read_file(path, column) for path in paths)
 
 
 def _read_file(path: Path, column: str) -> Iterator[Piece]:
@@ -203,12 +161,9 @@ def _read_file(path: Path, column: str) -> Iterator[Piece]:
         with hugging_face("datasets", name, "Correct the file.") as datasets:
             if loader == "parquet":
                 options = {"batch_size": 100}  # by default a whole row group is expanded
-                file = importlib.import_module("pyarrow.parquet").ParquetFile(path).metadata
-                groups = map(file.row_group, range(file.num_row_groups))
-                _check_expansion(path, sum(group.total_byte_size for group in groups))
+            elif loader == "json":
+                _check_depth(path)
             else:
-                _check_lines(path, is_json=loader == "json")
-            if loader == "csv":
                 # Otherwise pandas turns the texts "NA" and "007" into a missing value and a number.
                 texts = {"converters": {column: str}, "keep_default_na": False}
                 options = {"usecols": [column], **texts}
@@ -230,14 +185,13 @@ def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
     return opener(path, *arguments, **options)  # type: ignore[no-any-return]
 
 
-def _check_lines(path: Path, is_json: bool) -> None:
-    """Refuse lines that `datasets` would read into memory at once, or that would crash pyarrow."""
+def _check_depth(path: Path) -> None:
+    """Refuse lines that would crash pyarrow."""
     with _open_file(path, "rb") as file:
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            _check_expansion(path, file.tell())
-            if len(line) > MAX_LINE_BYTES or (is_json and _depth(line) > MAX_DEPTH):
-                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB, nested {MAX_DEPTH} deep"
-                raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
+        if any(_depth(line) > MAX_DEPTH for line in file):
+            raise SweepError(
+                f"data {str(path)!r} must be nested at most {MAX_DEPTH} deep. Correct it."
+            )
 
 
 def _depth(line: bytes) -> int:

@@ -1,7 +1,8 @@
 """Models, built from settings and a seed: the same initial weights on every machine."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,6 @@ from torch import Tensor, nn
 from sweep.config.models import ModelSettings, ObjectSettings
 from sweep.config.objects import load_object
 from sweep.errors import user_code
-from sweep.models.hugging_face import HuggingFace
-from sweep.models.transformer import Transformer
 
 
 @runtime_checkable
@@ -29,15 +28,22 @@ class HasHidden(Protocol):
         """Return the output projection, (V, D)."""
 
 
-_BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = dict(
-    transformer=Transformer, hugging_face=HuggingFace
-)
+@runtime_checkable
+class Pretrained(Protocol):
+    """A model that reads a folder of transformers, and that LoRA can be applied to."""
+
+    def load(self, folder: Path) -> None:
+        """Load the weights of a folder."""
+
+    def add_adapters(self, rank: int, seed: int) -> None:
+        """Freeze the weights and add adapters, which alone belong to the state dict."""
 
 
 def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) -> nn.Module:
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):
-        return _BUILT_IN[settings.kind](settings, seed, recomputes)
+        shipped: nn.Module = load_object(settings.kind)(settings, seed, recomputes)
+        return shipped
     build = load_object(settings.name)
     sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
     with torch.random.fork_rng(devices=[]):

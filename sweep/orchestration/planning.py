@@ -11,7 +11,7 @@ from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import describe_objects, identify_code, object_name
+from sweep.config.objects import OF_COMMANDS, describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable, user_code
@@ -33,7 +33,6 @@ from sweep.trial.folder import SweepFolder, TrialFolder, identify_start, weights
 
 LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
-EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -180,7 +179,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     if experiment.command is not None:
-        if others := sorted(chosen.model_fields_set - EXECUTION_OF_COMMANDS):
+        if others := sorted(chosen.model_fields_set - {*OF_COMMANDS["execution"]}):
             raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
         if (size or parts) and not experiment.passes("microbatch_size", "accumulation"):
             needed = "need {microbatch_size} or {accumulation} in the command"

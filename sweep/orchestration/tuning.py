@@ -214,17 +214,12 @@ class Tuning:
                 loss = line[objective.curve]
                 loss = math.inf if loss is None else objective.sign * float(loss)
                 points[line["step"]] = line["tokens"], loss
-        is_diverged = status.cause is Cause.DIVERGED
         value = trial_value(self.folder, row, objective)
-        minimized: float | None = math.inf  # diverged, or pruned at a rung
-        if is_to_run(status):
-            minimized = None
-        elif target is not None and not is_diverged:
+        minimized = math.inf if value is not None and math.isnan(value) else value
+        if target is not None and not (is_to_run(status) or status.cause is Cause.DIVERGED):
             # Without a crossing, the tokens grow with the distance, which guides the search.
             tokens, last = points[max(points)] if points else (1, math.inf)
             minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
-        elif status.state is State.COMPLETE:
-            minimized = value
         is_pruned = status.state is State.PRUNED and target is None
         at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
         return TuningTrial(row.learning_rate or 0.0, minimized, row, value, is_pruned, at_rungs)

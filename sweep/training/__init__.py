@@ -1,7 +1,6 @@
 """The training engine; needs torch, numpy, pydantic, tokenizers and safetensors only."""
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -14,9 +13,6 @@ from sweep.plan.retry import Outcome
 from sweep.training.process import FreshProcess, ShouldStop, outcome_of
 from sweep.trial.folder import TrialFolder, TrialStatus
 
-LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
-CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
-
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
     """Run an attempt here, logged to log.txt, until `should_stop` or `sweep stop` ends it."""
@@ -25,18 +21,13 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
     folder = TrialFolder(path)
     number = (status or folder.read_status()).fencing
     stops: list[str] = []
-    limit = LOG_BYTES + (folder.log_path.stat().st_size if folder.log_path.exists() else 0)
 
     def watch() -> None:
-        while True:
+        while not stops:
             time.sleep(1.0)
             with contextlib.suppress(OSError, SweepError):  # the file system may fail for a moment
-                if not stops and folder.is_asked_to_stop(number):
+                if folder.is_asked_to_stop(number):
                     stops.append("stopped")
-                if folder.log_path.stat().st_size > limit + len(CUT):
-                    os.truncate(folder.log_path, limit)
-                    with folder.log_path.open("ab") as log:
-                        log.write(CUT)
 
     threading.Thread(target=watch, name="stop", daemon=True).start()
     return run_attempt(path, lambda: should_stop() or next(iter(stops), None), status, True)

@@ -5,7 +5,7 @@ docs/devices.md has a table of the stages, those of Rajbhandari et al. 2019 (arX
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.objects import load_object
@@ -219,35 +219,7 @@ def build_optimizer(
         return optimizer
 
 
-class MuonAndAdamW(Optimizer):
-    """Muon for the matrices between embeddings and output, AdamW for the other weights."""
-
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        lr: float,
-        adamw: Mapping[str, Any],
-        outer: Collection[Tensor],  # weights of embeddings and of the output
-        **muon: Any,
-    ) -> None:
-        hidden = [p for group in groups for p in group["params"] if p.ndim == 2 and p not in outer]
-        if not hidden:
-            raise ValueError("the model has no matrices between embeddings and output")
-        chosen, decay = {*hidden}, groups[0]["weight_decay"]
-        others = [g | {"params": [p for p in g["params"] if p not in chosen]} for g in groups]
-        # So scaled, Muon's updates are as large as AdamW's, and one rate suits both.
-        scaled = Muon(hidden, lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw", **muon)
-        self.parts: list[Optimizer] = [scaled, AdamW(others, lr, **adamw)]
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-        for part in self.parts:
-            part.state = self.state
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
-
-
-BUILT_IN = {"adamw": AdamW, "sgd": SGD, "muon": MuonAndAdamW, "adafactor": Adafactor}
+BUILT_IN = {"adamw": AdamW, "sgd": SGD, "adafactor": Adafactor}
 
 
 def is_part(value: Tensor) -> bool:

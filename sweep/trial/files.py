@@ -12,21 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
+from sweep.config import read_toml, sha256_of_file
 from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
 from sweep.version import FORMAT_VERSION
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 POSITION = {"time": int | float, "step": int, "tokens": int}  # keys that are not metrics
-# Errors of a machine that is full or closed, and what helps.
-STORAGE_REMEDIES = {
-    errno.ENOSPC: "Free some space, or choose another --out",
-    errno.EDQUOT: "Free some of the quota, or choose another --out",
-    errno.EROFS: "Choose another --out or SWEEP_CACHE, or mount it for writing",
-    errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "Close other programs, or raise the system's limit of open files",
+STORAGE_REMEDIES: dict[int, str] = {
+    getattr(errno, name): remedy for name, remedy in read_toml(__file__, "storage.toml").items()
 }
 
 

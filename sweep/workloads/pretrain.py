@@ -23,8 +23,7 @@ from sweep.data.tokens import (
     pretrained_path,
 )
 from sweep.errors import SweepError
-from sweep.models import HasHidden, autocast, build_model
-from sweep.models.hugging_face import HuggingFace
+from sweep.models import HasHidden, Pretrained, autocast, build_model
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.trial import watchdog
 from sweep.trial.folder import TrialFolder, identify_start
@@ -90,7 +89,7 @@ class LanguageWorkload(Workload):
                 raise SweepError(f"{problem}. Restore them, or choose another --out.")
             load_weights(model, path)
         rank = getattr(science.model, "lora", None)
-        if rank and isinstance(model, HuggingFace):
+        if rank and isinstance(model, Pretrained):
             model.add_adapters(rank, science.seed)
         return model
 
@@ -100,7 +99,7 @@ def load_weights(model: nn.Module, source: str) -> None:
     folder = weights_folder(source)
     weights = TrialFolder(folder).weights_path
     try:
-        if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
+        if isinstance(model, Pretrained) and not weights.exists():  # a folder of transformers
             model.load(folder)
         else:
             load_model(model, weights)

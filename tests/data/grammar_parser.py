@@ -2,7 +2,12 @@
 
 import math
 
-from sweep.data.synthetic import SPACE_BEFORE_POINT, WORD, parse_template, story_grammar
+from sweep.experiments.synthetic_stories import (
+    SPACE_BEFORE_POINT,
+    WORD,
+    parse_template,
+    story_grammar,
+)
 
 
 def log_probability(document, grammar=None):

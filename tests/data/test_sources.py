@@ -10,7 +10,6 @@ import pytest
 from sweep.data import sources
 from sweep.data.sources import (
     SPLIT_RULE,
-    download,
     find_files,
     identify_data,
     is_path,
@@ -20,6 +19,7 @@ from sweep.data.sources import (
 )
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
+from sweep.experiments import tinystories
 from tests.data.conftest import BYTES, COMMIT, STORIES, json_lines
 
 TEXT = "a cat\n<|endoftext|>\na dog\n"
@@ -162,11 +162,11 @@ def test_a_local_folder_is_never_read_as_a_data_set_of_the_hub(tmp_path, monkeyp
 
 
 DOWNLOAD = f"""
-from sweep.data import sources
-sources.REPOSITORY, sources.REVISION = "someone/stories", {COMMIT!r}
-sources.TINYSTORIES = {{"train": {hashlib.sha256(CONTENT).hexdigest()!r}}}
+from sweep.experiments import tinystories
+tinystories.REPOSITORY, tinystories.REVISION = "someone/stories", {COMMIT!r}
+tinystories.SHA256 = {{"train": {hashlib.sha256(CONTENT).hexdigest()!r}}}
 try:
-    path = sources.download("train")
+    path = tinystories.download("train")
     print(json.dumps([str(path), path.read_text()]))
 except SweepError as error:
     print(json.dumps([str(error)]))
@@ -194,14 +194,14 @@ def test_a_failed_download_is_one_sentence_with_remedies(hub, cache):
 
 def test_copied_files_of_tinystories_are_checked_and_read_without_network(cache, monkeypatch):
     digest = hashlib.sha256(CONTENT).hexdigest()
-    monkeypatch.setattr(sources, "TINYSTORIES", {"train": digest, "valid": digest})
+    monkeypatch.setattr(tinystories, "SHA256", {"train": digest, "valid": digest})
     for split in ("train", "valid"):
         put(cache / "tinystories", **{f"TinyStoriesV2-GPT4-{split}.txt": CONTENT})
     readers = open_data(identify_data("tinystories"), None)
     assert [len(list(readers[split]())) for split in ("train", "valid")] == [500, 500]
     put(cache / "tinystories", **{TRAIN_FILE: CONTENT.replace(b"cat", b"bat")})
     with pytest.raises(SweepError, match="sha256"):
-        download("train")
+        tinystories.download("train")
 
 
 def write_table(path, texts):

@@ -11,7 +11,7 @@ from torch import nn
 from sweep.config.models import MODEL_PRESETS, TransformerSettings
 from sweep.experiments.elman import Elman, ElmanLayer, spectral_scale
 from sweep.experiments.noisy_quadratic import NoisyQuadratic
-from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
+from sweep.experiments.transformer import NORM_EPS, Block, Transformer, rotate
 
 
 class Leaky(NoisyQuadratic):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings, TransformerSettings, model_preset
 from sweep.experiments.elman import FusedCell, spectral_scale
+from sweep.experiments.transformer import rotary_tables, rotate
 from sweep.models import build_model, build_without_weights
-from sweep.models.transformer import rotary_tables, rotate
 from tests.memory.odd import plain_cell
 
 OPT = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sweep.data.synthetic import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
+from sweep.experiments.synthetic_stories import synthetic_identity
 from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
 from sweep.workloads import build_workload, inspect_workload, ranks

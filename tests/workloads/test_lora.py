@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sweep.config.experiment import load_experiment
-from sweep.config.models import find_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
+from sweep.experiments.hugging_face_folder import fields_of_model
 from sweep.experiments.log_probs import linear_log_probs
 from sweep.models.loss import linear_cross_entropy
 from sweep.orchestration.planning import Request, identify_inputs, inspect_plan
@@ -157,7 +157,7 @@ def test_kept_adapters_give_the_trained_model_and_cannot_be_a_start(pretrained, 
             shown = names["model"].eval()(ids).logits
         torch.testing.assert_close(own, shown, rtol=1e-4, atol=1e-4)
     with pytest.raises(SweepError, match="init must hold all weights, got adapters"):
-        find_model(str(trial.path), is_start=True)
+        fields_of_model(str(trial.path), is_start=True)
 
 
 @pytest.mark.parametrize("rows", [7, 100])

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
-from sweep.config.models import find_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.experiments.grpo import Grpo
+from sweep.experiments.hugging_face_folder import fields_of_model
 from sweep.models import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
@@ -138,7 +138,7 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     ids, same = (tokenizer.encode_batch(["a red cat"])[0].tolist() for tokenizer in tokenizers)
     assert ids == same
     shutil.rmtree(out)  # the second trial is a start without the first
-    assert find_model(str(second.path), is_start=True) == config.science.model.model_dump(
+    assert fields_of_model(str(second.path), is_start=True) == config.science.model.model_dump(
         mode="json"
     )
     trial_of(second.path, text, tmp_path / "third")

@@ -7,11 +7,11 @@ import pytest
 
 from sweep.config.experiment import GrpoSettings
 from sweep.config.trial import TokenizerSettings
-from sweep.data.synthetic import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.experiments.generation import completion_uniforms
 from sweep.experiments.grpo import HELD_OUT, Completion, Prompt, build_reward, build_task
+from sweep.experiments.synthetic_stories import synthetic_identity
 
 CHESS = "chess_moves:Chess"
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sweep.config import read_toml
+from sweep.data.sources import Piece, Reader
 from sweep.errors import SweepError
 
 GRAMMAR_VERSION = 1
@@ -67,3 +68,11 @@ def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
         yield generate_story(story_grammar(), rng)
+
+
+def open_split(identity: Mapping[str, Any], split: str) -> Reader:
+    return lambda: map(Piece, synthetic_documents(identity, split))
+
+
+class Stories:
+    identity, open = staticmethod(synthetic_identity), staticmethod(open_split)

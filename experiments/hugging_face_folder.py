@@ -1,0 +1,101 @@
+"""Experiments with a model that transformers saved, read without transformers or torch."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sweep.config import sha256_of_file
+from sweep.config.experiment import SIZES
+from sweep.config.hub import PREFIX, model_folder, pin
+from sweep.config.models import is_model_source
+from sweep.config.numbers import parse_count
+from sweep.errors import SweepError
+
+MAX_CONFIG_BYTES = 1 << 24
+# Entries of a pretrained model's config.json that say nothing about its sizes.
+NOT_SIZES = {
+    *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
+    *("use_cache", "_name_or_path", "auto_map"),
+}
+
+
+def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
+    """Return the model fields of a folder or of the hub; None if transformers does not know it.
+
+    A start needs a tokenizer, and may also be the folder of a trial that started from such a model.
+    """
+    folder = model_folder(source)
+    try:
+        path = folder / "config.json"
+        if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
+            return None
+        config = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):  # planning refuses this folder
+        return None
+    tokenizer = folder / "tokenizer.json"
+    if "model_type" not in config:
+        match config.get("science") if is_start else None:
+            case {"model": {"lora": int()}}:
+                remedy = "Start from the model that they were trained on"
+                raise SweepError(f"init must hold all weights, got adapters: {source!r}. {remedy}.")
+            case {"tokenizer": {"kind": "pretrained"}, "model": dict(model)}:
+                if tokenizer.is_file():
+                    return model
+                raise SweepError(f"init must contain tokenizer.json, got {source!r}. Restore it.")
+        return None
+    vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
+    end = next(iter(end), None) if isinstance(end, list) else end
+    context = config.get("max_position_embeddings", config.get("n_positions"))
+    has_tokenizer = tokenizer.is_file() and end is not None
+    repository = source.removeprefix(PREFIX).partition("@")[0]
+    if None in (vocabulary, context) or (is_start and not has_tokenizer):
+        raise SweepError(
+            "a model must have config.json with vocab_size and max_position_embeddings, and for "
+            f"--init also eos_token_id and tokenizer.json, got {source!r}. Save the model and its "
+            "tokenizer there."
+        )
+    fields = {
+        "kind": "hugging_face",
+        "name": repository if source.startswith(PREFIX) else config["model_type"],
+        "architecture": config["model_type"],
+        "vocabulary": vocabulary,
+        "context": context,
+        "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
+    }
+    if has_tokenizer:
+        fields |= {"end": end, "tokenizer_sha256": sha256_of_file(tokenizer)}
+    return fields
+
+
+def with_transformers(
+    fields: dict[str, Any], usual: Mapping[str, Any], flags: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Replace the name of a model of transformers, or the model of the init, by its fields.
+
+    The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
+    """
+    init, model = fields.get("init"), fields.get("model")
+    if isinstance(init, str) and (found := fields_of_model(init, is_start=True)):
+        if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
+            raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
+        own = {"init": pin(init), "tokenizer": "pretrained"}
+    elif is_model_source(model) and (found := fields_of_model(str(model), is_start=False)):
+        own = {"model_source": pin(str(model))}
+    else:
+        return fields
+    given = {**usual, **flags}
+    sizes = {key: parse_count(given[key], key) for key in SIZES if given.get(key) is not None}
+    most, is_bound = found["context"], fields.get("workload") == "grpo"
+    if "context" in flags and sizes["context"] > most:
+        problem = f"context must be at most the model's {most}, got {sizes['context']}"
+        raise SweepError(f"{problem}. Lower it.")
+    if "context" not in flags:
+        sizes["context"] = most if is_bound else min(sizes.get("context", most), most)
+    if own.get("tokenizer", fields.get("tokenizer")) == "pretrained":
+        sizes.pop("vocabulary", None)  # the model's
+    else:
+        found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
+    if "init" in flags and isinstance(fields.get("schedule"), dict):
+        fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
+    kept = {key: value for key, value in fields.items() if key not in SIZES}
+    return {**kept, **own, "model": {**found, **sizes}}
