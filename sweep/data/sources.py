@@ -10,12 +10,13 @@ import csv
 import glob
 import gzip
 import hashlib
+import importlib
 import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -35,7 +36,10 @@ TEXT = "text"  # name of a table's column unless the identity has another
 SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
-MAX_DEPTH = 100  # of brackets in a line of JSON
+MAX_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
+MAX_LINE_BYTES = 1 << 26  # longest line in a JSON or CSV file
+MAX_DEPTH = 100
+MAX_CHARACTERS = 1 << 26  # longest text, unless its files are large
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
 # No tokenizer here merges a character with white space after it, so such a cut changes no ids.
@@ -148,7 +152,19 @@ def _table_format(path: Path) -> str | None:
 
 
 def read_files(paths: list[Path], column: str = TEXT) -> Iterator[Piece]:
-    return chain.from_iterable(_read_file(path, column) for path in paths)
+    for path in paths:
+        characters = 0
+        for piece in _read_file(path, column):
+            characters += len(piece.text)
+            _check_expansion(path, characters)
+            yield piece
+
+
+def _check_expansion(path: Path, size: int) -> None:
+    """Refuse a file whose content, so far, is much larger than the file."""
+    if size > max(MAX_CHARACTERS, MAX_EXPANSION * path.stat().st_size):
+        expected = f"hold at most {MAX_EXPANSION} characters per byte of its files"
+        raise SweepError(f"data {str(path)!r} must {expected}. Use other data.")
 
 
 def _read_file(path: Path, column: str) -> Iterator[Piece]:
@@ -161,9 +177,12 @@ def _read_file(path: Path, column: str) -> Iterator[Piece]:
         with hugging_face("datasets", name, "Correct the file.") as datasets:
             if loader == "parquet":
                 options = {"batch_size": 100}  # by default a whole row group is expanded
-            elif loader == "json":
-                _check_depth(path)
+                file = importlib.import_module("pyarrow.parquet").ParquetFile(path).metadata
+                groups = map(file.row_group, range(file.num_row_groups))
+                _check_expansion(path, sum(group.total_byte_size for group in groups))
             else:
+                _check_lines(path, is_json=loader == "json")
+            if loader == "csv":
                 # Otherwise pandas turns the texts "NA" and "007" into a missing value and a number.
                 texts = {"converters": {column: str}, "keep_default_na": False}
                 options = {"usecols": [column], **texts}
@@ -185,13 +204,14 @@ def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
     return opener(path, *arguments, **options)  # type: ignore[no-any-return]
 
 
-def _check_depth(path: Path) -> None:
-    """Refuse lines that would crash pyarrow."""
+def _check_lines(path: Path, is_json: bool) -> None:
+    """Refuse lines that `datasets` would read into memory at once, or that would crash pyarrow."""
     with _open_file(path, "rb") as file:
-        if any(_depth(line) > MAX_DEPTH for line in file):
-            raise SweepError(
-                f"data {str(path)!r} must be nested at most {MAX_DEPTH} deep. Correct it."
-            )
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            _check_expansion(path, file.tell())
+            if len(line) > MAX_LINE_BYTES or (is_json and _depth(line) > MAX_DEPTH):
+                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB, nested {MAX_DEPTH} deep"
+                raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
 
 
 def _depth(line: bytes) -> int:

@@ -1,12 +1,17 @@
 """Wrong bytes in prepared tokens and in texts, and texts that are too large for their files."""
 
+import gzip
+import json
 import os
 import random
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sweep.config.trial import TokenizerSettings
+from sweep.data import sources
 from sweep.data.sources import identify_data
 from sweep.data.tokens import describe_data, prepare_data
 from sweep.errors import SweepError
@@ -81,6 +86,46 @@ def test_a_text_that_changes_while_it_is_tokenized_is_noticed(text):
     with pytest.raises(SweepError, match="has changed"):
         prepare_data(identity, str(text), BYTES, change)
     assert not describe_data(str(text), BYTES)["prepared"]
+
+
+@pytest.mark.fault("text too large for its file")
+def test_a_text_that_expands_without_end_is_refused(text, count, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 1 << 20)
+    path = text.with_name("bomb.txt.gz")
+    with gzip.open(path, "wt") as file:
+        file.writelines(f"{i % 2} {'a' * 2**16}\n<|endoftext|>\n" for i in range(200))
+    with pytest.raises(SweepError, match="characters per byte"):
+        prepare_data(identify_data(str(path)), str(path), BYTES)
+    count("refused")
+
+
+@pytest.mark.fault("text too large for its file")
+@pytest.mark.parametrize("name", ["bomb.parquet", "bomb.jsonl.gz"])
+def test_a_table_that_expands_without_end_is_refused(text, count, monkeypatch, name):
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 1 << 20)
+    path = text.with_name(name)
+    if name.endswith("parquet"):
+        columns = pa.table({"text": ["a" * 2**16 + str(number % 2) for number in range(200)]})
+        pq.write_table(columns, path, compression="gzip", use_dictionary=False)
+    else:
+        path.write_bytes(gzip.compress(b"\n" * 2**24))
+    with pytest.raises(SweepError, match="characters per byte"):
+        prepare_data(identify_data(str(path)), str(path), BYTES)
+    count("refused")
+
+
+@pytest.mark.fault("text too large for its file")
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_line_that_is_too_long_is_refused(text, count, monkeypatch, suffix):
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 16)
+    path = text.with_name(f"long{suffix}")
+    lines = [json.dumps({"text": "short"}), json.dumps({"text": "a" * 2**17})]
+    opener = gzip.open if suffix.endswith("gz") else open
+    with opener(path, "wt") as file:
+        file.write("\n".join(lines))
+    with pytest.raises(SweepError, match="lines of at most"):
+        prepare_data(identify_data(str(path)), str(path), BYTES)
+    count("refused")
 
 
 @pytest.mark.fault("nonsense in JSON lines")
