@@ -39,7 +39,8 @@ SQUEEZED = 3  # a policy whose means span less than this part of all has a panel
 FAR = 3.0  # interquartile ranges above the third quartile (Tukey 1977)
 START = 0.05  # share of the tokens whose losses may lie above the panel
 POLICY = "policy"  # its label, with the optimizer or the fixed rate
-NAMES = {"batch_size": SIZE, "label": POLICY, "learning_rate": "learning rate"}
+RATE = "learning rate"
+NAMES = {"batch_size": SIZE, "label": POLICY, "learning_rate": RATE, "tolerance_verdict": "verdict"}
 
 
 @dataclass(frozen=True)
@@ -75,78 +76,50 @@ def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
 
 
 def plot_answer(sweep: Sweep) -> Chart | None:
-    """Plot what each batch size gives up against the best, and the time of its training."""
+    """Plot what each batch size gives up against the best, and the times of training."""
     if (answer := sweep.answer()) is None:
         return None
     others = answer.optimizers.answers if answer.optimizers else []
-    panels = [_plot_gaps(each, each.policy if others else "") for each in (answer, *others)]
-    seconds = pd.DataFrame(answer.batch_sizes).set_index("batch_size")["seconds"].astype(float)
-    if seconds.notna().any():
-        panels.append(_plot_times(sweep, answer, seconds.dropna()))
+    panels = [_plot_gaps(sweep, each, bool(others)) for each in (answer, *others)]
+    trials = _report_trials(sweep.trials)
+    own = trials[(trials[POLICY] == answer.policy) & (trials["seconds_training"] > 0)]
+    if len(own):
+        is_long = own["seconds_training"].max() >= 120
+        scale, unit = (60, "minutes") if is_long else (1, "seconds")
+        own = own.assign(seconds_training=own["seconds_training"] / scale)
+        panels.append(_plot_sizes(sweep, own, "seconds_training", f"{unit} of training"))
     return Chart(answer.headline, panels)
 
 
-def _plot_gaps(answer: Answer, title: str) -> Spec:
-    objective, sizes = answer.compared, [row.batch_size for row in answer.batch_sizes]
-    factor, unit = objective.scale
-    margin = factor * answer.tolerance
-    rows = pd.DataFrame(
-        {
-            SIZE: row.batch_size,
-            "given up": row.gap,
-            "low": row.gap_to_best[0],
-            "high": row.gap_to_best[1],
-            "seeds": row.seeds,
-            "learning rate": row.learning_rate,
-            "verdict": row.tolerance_verdict,
-        }
-        for row in answer.batch_sizes
-    )
-    ends = ["given up", "low", "high"]
+def _plot_gaps(sweep: Sweep, answer: Answer, is_named: bool) -> Spec:
+    factor, unit = answer.compared.scale
+    margin, ends = factor * answer.tolerance, ["given up", "low", "high"]
+    rows = pd.DataFrame(answer.batch_sizes).rename(columns=NAMES)
+    rows[ends] = [[row.gap, *row.gap_to_best] for row in answer.batch_sizes]
     rows[ends] = factor * rows[ends].astype(float).clip(lower=0)
-    highest = float(np.nanmax(rows[ends].to_numpy(float), initial=2 * margin))
-    top = 1.3 * highest
-    has_end, is_open = rows["high"].notna(), rows["high"].isna() & rows["low"].notna()
+    top = 1.3 * float(np.nanmax(rows[ends], initial=2 * margin))
+    is_open = rows["high"].isna() & rows["low"].notna()
+    rows["low"] = rows["low"].fillna(0.0).where(rows["high"].notna() | is_open)
     rows["high"] = rows["high"].mask(is_open, top)
-    rows["low"] = rows["low"].mask(has_end, rows["low"].fillna(0.0))
-    title_y = f"given up{f' [{unit}]' if unit else ''}, log from {margin:g}"
-    y = channel("given up", [0, top], title_y)
+    title = f"given up{f' [{unit}]' if unit else ''}, log from {margin:g}"
+    y = channel("given up", [0, top], title)
     y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top]}
     ticks = [margin * step * 10.0**power for power in range(300) for step in (1, 2, 5)]
     y["axis"]["values"] = [0, *(tick for tick in ticks if tick <= top)]
-    x, color = batch_axis(sizes), size_color(sizes)
+    x, color = batch_axis(sweep.batch_sizes), size_color(sweep.batch_sizes)
     low, high = y | {"field": "low"}, {"field": "high"}
     verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
     shape = names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
-    band = [{"low": 0, "high": margin}]
-    recommended = [{"recommended": answer.recommended}]
+    band, best = [{"low": 0, "high": margin}], [{"recommended": answer.recommended}]
+    rows = rows[[SIZE, *ends, "seeds", RATE, "verdict"]]
     layers = [
         layer("rect", band, None, low, y2=high, color=GREEN, opacity=0.15),
-        layer("rule", recommended, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
+        layer("rule", best, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
         layer("rule", rows, x, low, y2=high, color=color, strokeWidth=2.5),
         layer("point", rows[is_open], x, TOP, color=color, shape="triangle-up"),
         layer("point", rows, x, y, color=color, shape=shape, size=90),
     ]
-    return panel(layers, sizes, title)
-
-
-def _plot_times(sweep: Sweep, answer: Answer, medians: pd.Series) -> Spec:
-    trials = _report_trials(sweep.trials)
-    is_own = (trials[POLICY] == answer.policy) & (trials["state"] == "COMPLETE")
-    trials = trials[is_own & (not answer.compared.is_ratio)].copy()
-    scales = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
-    unit = next(unit for unit, scale in scales.items() if medians.max() >= 2 * scale or scale == 1)
-    name = f"{unit} {'to the target' if answer.compared.is_ratio else 'of training'}"
-    trials[name] = trials["seconds_training"].astype(float) / scales[unit]
-    typical = (medians / scales[unit]).rename(name).rename_axis(SIZE).reset_index()
-    y = channel(name, [0, *trials[name], *typical[name]], f"{name}, median and seeds")
-    sizes = [row.batch_size for row in answer.batch_sizes]
-    x, color = batch_axis(sizes), size_color(sizes)
-    layers = [
-        layer("point", trials[[SIZE, "seed", name]], x, y, color=color, size=30, opacity=0.5),
-        layer("point", typical, x, y, color=color, shape="stroke", size=400, filled=False),
-    ]
-    return panel(layers, sizes)
+    return panel(layers, sweep.batch_sizes, answer.policy if is_named else "")
 
 
 def plot_loss(sweep: Sweep) -> Chart | None:
@@ -308,16 +281,16 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
         if rate.optimum is not None:
             logs = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
             logs = np.linspace(logs.min(), logs.max(), 40)
-            curve = {"learning rate": np.exp(logs), name: values(rate.fit.losses_at(logs))}
+            curve = {RATE: np.exp(logs), name: values(rate.fit.losses_at(logs))}
             fits.append(pd.DataFrame(curve | {SIZE: rate.batch_size}))
-            best = {"learning rate": rate.optimum, name: float(values(rate.fit.level))}
+            best = {RATE: rate.optimum, name: float(values(rate.fit.level))}
             optima.append({SIZE: rate.batch_size, **best})
     sizes, edges = sweep.batch_sizes, [TOP, BOTTOM][:: objective.sign]
     form = COUNT if objective.is_ratio else ""
-    x = channel("learning rate", trials["learning rate"], "peak learning rate", scale="log")
+    x = channel(RATE, trials[RATE], "peak learning rate", scale="log")
     shown = [*trials[name], *(row[name] for row in optima)]
     y = channel(name, shown, f"{name}, tuning seeds", form, scale="narrow")
-    color, columns = size_color(sizes), [SIZE, "learning rate", "seed", "state", "loss"]
+    color, columns = size_color(sizes), [SIZE, RATE, "seed", "state", "loss"]
     far, lost, pruned = (
         trials.loc[rows, columns] for rows in (is_far, is_lost & ~is_pruned, is_pruned)
     )

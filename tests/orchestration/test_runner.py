@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from sweep.analysis.results import load_sweep
+from sweep.api import run_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
-from sweep.api import run_sweep
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer
 
+from sweep.api import run_sweep
 from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
@@ -19,7 +20,6 @@ from sweep.models import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import Request, make_plan
-from sweep.api import run_sweep
 from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-
 class Overrides(TypedDict, total=False):
     """Settings by the name of their flag, or of their key in an experiment file."""
 
