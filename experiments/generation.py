@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.models import HasHidden
-from sweep.models.loss import widened
+
+from .cross_entropy import widened
 
 END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
 

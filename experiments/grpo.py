@@ -26,13 +26,13 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import SequenceStream, TextTokenizer, TokenizedText
 from sweep.errors import SweepError, user_code
 from sweep.models import HasHidden, autocast
-from sweep.models.loss import widened
 from sweep.trial import watchdog
-from sweep.workloads.pretrain import LanguageWorkload
 from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter
 
+from .cross_entropy import widened
 from .generation import completion_uniforms, generate
 from .log_probs import linear_log_probs
+from .pretrain import LanguageWorkload
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards

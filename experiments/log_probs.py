@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sweep.models.loss import row_losses, wide_dtype, widened
+from .cross_entropy import row_losses, wide_dtype, widened
 
 
 def linear_log_probs(

@@ -83,7 +83,7 @@ def test_python_plans_and_runs(tmp_path, capfd):
     plan = sweep.plan_sweep("quadratic", **fields)
     assert [row.steps for row in plan.trials] == [100]
     run = sweep.run_sweep("quadratic", **fields)
-    assert run.exit_code == 0 and run.trials.state.tolist() == ["COMPLETE"]
+    assert run.trials.state.tolist() == ["COMPLETE"]
     assert run.answer() is None and "At batch size 4" in run._repr_html_()
     assert run.report == tmp_path / "s" / "report.html" and run.report.exists()
     assert "100%, 1 of 1 trials" in capfd.readouterr().err

@@ -59,6 +59,7 @@ def mean_of(values: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True, eq=False)
 class SweepTables:
+    path: Path  # the folder
     name: str
     plan: Plan
     trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
@@ -129,7 +130,7 @@ def load_tables(path: str | Path) -> SweepTables:
         checked = find_json(folder.check_path) or {}
     if (checked.get("command"), checked.get("code")) != (plan.settings.command, plan.code):
         checked = {}
-    return SweepTables(folder.name, plan, trials, points, tuple(warnings), checked)
+    return SweepTables(folder.path, folder.name, plan, trials, points, tuple(warnings), checked)
 
 
 def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:

@@ -122,6 +122,11 @@ class Sweep(SweepTables):
             lines += _describe_curve(result.curve)
         return lines
 
+    @property
+    def report(self) -> Path:
+        """The page of the report, next to report.md, trials.csv and answer.json."""
+        return self.path / "report.html"
+
     def _repr_html_(self) -> str:
         first, *others = map(html.escape, self.sentences())
         lines = "".join(f"<li>{line}</li>" for line in others)

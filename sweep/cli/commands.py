@@ -101,11 +101,11 @@ def run(
     grpo-words, grpo-chess) or a TOML file.
     """
     say_planning(experiment, quiet)
+    from sweep.api import ensure_report, run_planned
     from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
-    from sweep.orchestration.progress import Progress
-    from sweep.orchestration.runner import check_request, finished_summary, run_plan
+    from sweep.orchestration.runner import check_request, finished_summary
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
@@ -129,16 +129,8 @@ def run(
             _confirm(planned.command_rows(), folder, retried_causes)
         if not quiet:  # preparing the data may take long
             logging.getLogger("sweep").setLevel(logging.INFO)
-        is_open = planned.is_tuned or planned.adds_seeds
-        with Progress(folder, None if is_open else planned.requested, quiet) as progress:
-            summary = run_plan(
-                planned,
-                retried_causes=retried_causes,
-                on_change=progress.update,
-                on_finished=lambda: _report(folder),
-            )
-    elif not (folder.path / "report.md").exists():
-        _report(folder)
+        summary = run_planned(planned, quiet, retried_causes)
+    ensure_report(folder.path)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     print_results(document, folder, json)
     if summary.untracked:
@@ -184,12 +176,6 @@ def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cau
     if not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
     click.confirm(f"{question} Run it?", abort=True, err=True)
-
-
-def _report(folder: "SweepFolder") -> None:
-    from sweep.report.report import write_report
-
-    write_report(folder.path)
 
 
 @click.command(cls=SettingsCommand)

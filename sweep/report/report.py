@@ -43,7 +43,8 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     """
     sweep, folder = load_sweep(path), Path(path)
     out = Path(out or folder)
-    if not (folder / "trials").exists() and (out / "trials.csv").exists():
+    is_published = (folder / "trials.csv").exists() and not (folder / "trials").exists()
+    if is_published and out.resolve() == folder.resolve():
         raise SweepError(
             f"{path} is published: its trials.csv is the source. Choose another --out."
         )

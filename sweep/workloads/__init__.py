@@ -1,4 +1,4 @@
-"""Build a trial's workload: pretrain, or one that is loaded by name."""
+"""Build a trial's workload, which is loaded by name."""
 
 from typing import Any
 
@@ -12,14 +12,13 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.errors import user_code
 from sweep.models import build_without_weights, outer_weights
-from sweep.workloads.pretrain import LanguageWorkload, Pretrain
 from sweep.workloads.workload import Workload
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
     name = config.science.workload
-    build: Any = Pretrain if name == "pretrain" else load_object(name)
+    build: Any = load_object(name)
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
         "and a device"
@@ -52,7 +51,8 @@ def inspect_workload(
             model = workload.build_model()
             if not science.traits.samples:
                 facts["flops_per_token"] = count_flops(workload, model)
-    if workload.is_language and type(workload).build_model is not LanguageWorkload.build_model:
+    usual = load_object("pretrain").build_model
+    if workload.is_language and type(workload).build_model is not usual:
         facts["name"] = science.workload  # not the experiment's model
     weights = [*model.parameters()]
     facts["parameters"] = sum(weight.numel() for weight in weights)

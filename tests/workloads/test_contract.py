@@ -18,7 +18,7 @@ from sweep.workloads.workload import Workload
 from tests.workloads.trials import CPU, GRPO, grpo_config, trial_config
 
 MODULE = """
-from sweep.workloads.pretrain import Pretrain
+from sweep.experiments.pretrain import Pretrain
 
 class Own(Pretrain): pass
 

@@ -24,11 +24,12 @@ from sweep.data.tokens import (
 )
 from sweep.errors import SweepError
 from sweep.models import HasHidden, Pretrained, autocast, build_model
-from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.trial import watchdog
 from sweep.trial.folder import TrialFolder, identify_start
 from sweep.workloads import ranks
 from sweep.workloads.workload import Batch, FinalEvaluation, Workload
+
+from .cross_entropy import linear_cross_entropies, linear_cross_entropy
 
 FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
 
