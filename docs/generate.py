@@ -3,11 +3,11 @@
 import inspect
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import click
-import pandas as pd
 from pydantic.fields import FieldInfo
 
 from sweep.analysis.frames import COLUMNS
@@ -32,7 +32,6 @@ from sweep.config.models import (
 )
 from sweep.config.settings import Settings, settings_of
 from sweep.config.trial import Execution, Services
-from sweep.report.report import write_gap
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -222,32 +221,22 @@ def readme_with_results() -> str:
 
 
 def results_section() -> str:
-    """Return what the tool says about the published sweep, as a quotation, a table and a figure."""
-    folder = README.parent / PUBLISHED
-    trials = pd.read_csv(folder / "trials.csv")
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    answer, sentences = answer_of(folder / "trials.csv", "final_valid_loss", "minimize", None)
-    assert answer is not None
-    reports = trials[(trials["stage"] == "report") & (trials["state"] == "COMPLETE")]
-    fixed = reports[reports["policy"] == "fixed"]
-    lines = [
-        f"A model with {plan['model']['parameters']:,} parameters on a sample of TinyStories "
-        f"([report]({PUBLISHED}/report.md)). The answer of the tool:",
-        "",
-        *(f"> {sentence}  " for sentence in sentences),
-        "",
-        "| batch size | seeds | tuned learning rate | validation loss | given up, 95 % | "
-        f"validation loss at the fixed rate {fixed['learning_rate'].iloc[0]:g} |",
-        "| --: | --: | --: | --: | --: | --: |",
-    ]
-    for row in answer.batch_sizes:
-        at_fixed = fixed[fixed["batch_size"] == row.batch_size]["final_valid_loss"].mean()
-        lines.append(
-            f"| {row.batch_size} | {row.seeds} | {row.learning_rate:.2g} | {row.mean:.4f} | "
-            f"{write_gap(row.gap_to_best, answer)} | {at_fixed:.4f} |"
-        )
-    lines += ["", f"![final validation loss against batch size]({PUBLISHED}/figures/loss.png)"]
-    return "\n".join(lines)
+    """Return what the tool says about the published sweep, and its figure."""
+    table = f"{PUBLISHED}/trials.csv"
+    _, sentences = answer_of(README.parent / table, "final_valid_loss", "minimize", None)
+    plan = json.loads((README.parent / PUBLISHED / "plan.json").read_text(encoding="utf-8"))
+    lines = [line for text in sentences for line in textwrap.wrap(text, 92)]
+    parameters = f"{plan['model']['parameters']:,}"
+    return "\n".join(
+        [
+            f"For a model with {parameters} parameters on a sample of TinyStories:",
+            "",
+            f"    $ sweep answer {table}",
+            *(f"    {line}" for line in lines),
+            "",
+            f"![final validation loss against batch size]({PUBLISHED}/figures/loss.png)",
+        ]
+    )
 
 
 if __name__ == "__main__":

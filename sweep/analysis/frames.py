@@ -57,7 +57,7 @@ def mean_of(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SweepTables:
     path: Path  # the folder
     name: str

@@ -127,6 +127,9 @@ class Sweep(SweepTables):
         """The page of the report, next to report.md, trials.csv and answer.json."""
         return self.path / "report.html"
 
+    def __repr__(self) -> str:
+        return f"<sweep {self.name}: {len(self.trials)} trials>"
+
     def _repr_html_(self) -> str:
         first, *others = map(html.escape, self.sentences())
         lines = "".join(f"<li>{line}</li>" for line in others)

@@ -1,7 +1,7 @@
 """The charts of a report. Each `plot_*` function returns None if there is nothing to compare."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 
@@ -48,7 +48,7 @@ class Chart:
     """A figure: what it shows, and its panels, which are Vega-Lite specifications."""
 
     title: str
-    panels: list[Spec]
+    panels: list[Spec] = field(repr=False)
 
     def draw(self) -> Figure:
         """Draw it with matplotlib."""
