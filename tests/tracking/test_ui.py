@@ -170,7 +170,9 @@ def running_ui(sweep: FakeSweep, tmp_path: Path) -> Iterator[tuple[Service, str]
         (line,) = (line for line in log.read_text().splitlines() if line.startswith(service.uri))
         yield service, line
     finally:
-        service.die()
+        if service.process is not None:  # SIGKILL would leave its server
+            service.process.terminate()
+            service.process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
