@@ -141,8 +141,7 @@ class Mirror(threading.Thread):
         if "" not in self._runs:
             tags = {"sweep.role": "sweep", "sweep.name": self.folder.name}
             self._create_run("", self.folder.name, tags, None)
-        created = self._runs[""].info.start_time
-        store.save_view(client, self._experiment_id, self.plan, self.folder.name, created)
+        store.save_view(client, self._runs[""], self.plan)
         self._is_connected = True
 
     def _create_run(self, key: str, name: str, tags: dict[str, str], start: int | None) -> "Run":

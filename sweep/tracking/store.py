@@ -37,8 +37,7 @@ LOG = logging.getLogger(__name__)
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
-VIEW = "mlflow.sharedViewState."
-KIND = {"mlflow.experimentKind": "custom_model_development"}
+VIEW, KIND = "mlflow.sharedViewState.", "mlflow.experimentKind"
 FIRST_VERSION = (3, 15)  # of MLflow that reads saved views with a name
 ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
@@ -323,13 +322,14 @@ def view_state(plan: Plan) -> str:
     return template.substitute(names, uid=plan.sweep_uid, unit=traits.tokens)
 
 
-def save_view(client: "MlflowClient", experiment: str, plan: Plan, name: str, time: int) -> None:
-    """Save the view in an experiment (id), whose UI then opens on training runs, not on traces."""
+def save_view(client: "MlflowClient", parent: "Run", plan: Plan) -> None:
+    """Save the view in the experiment; its page then opens on training runs, not on traces."""
     from mlflow.exceptions import RestException
 
+    experiment, name = parent.info.experiment_id, parent.data.tags["sweep.name"]
     state = "deflate;" + base64.b64encode(zlib.compress(view_state(plan).encode())).decode()
-    view = {"name": f"{name}: batch sizes", "createdAt": time, "state": state}
-    tags = {VIEW + plan.sweep_uid: json.dumps(view), **KIND}
+    view = {"name": f"{name}: batch sizes", "createdAt": parent.info.start_time, "state": state}
+    tags = {VIEW + plan.sweep_uid: json.dumps(view), KIND: "custom_model_development"}
     for key in tags.keys() - client.get_experiment(experiment).tags.keys():
         with contextlib.suppress(RestException):  # `sweep ui` does without what a server refuses
             client.set_experiment_tag(experiment, key, tags[key])

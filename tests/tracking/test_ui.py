@@ -155,8 +155,8 @@ def test_the_page_of_a_sweep_on_a_server_is_printed(sweep, server):
 
 
 @contextmanager
-def running_ui(sweep: FakeSweep, tmp_path: Path) -> Iterator[tuple[Service, str]]:
-    """Run `sweep ui` without a desktop; yield it and the address that it prints."""
+def running_ui(sweep: FakeSweep, tmp_path: Path, **variables: str) -> Iterator[tuple[Service, str]]:
+    """Run `sweep ui`, by default without a desktop; yield it and the address that it prints."""
     service, log = Service(tmp_path), tmp_path / "log"
     words = [sys.executable, "-m", "sweep", "ui", str(sweep.folder.path)]
     desktop = {"DISPLAY", "WAYLAND_DISPLAY"}
@@ -165,7 +165,7 @@ def running_ui(sweep: FakeSweep, tmp_path: Path) -> Iterator[tuple[Service, str]
         service.launch(
             [*words, "--port", str(service.port)],
             lambda: f"{service.uri}/#/" in log.read_text(),
-            env=environment,
+            env=environment | variables,
         )
         (line,) = (line for line in log.read_text().splitlines() if line.startswith(service.uri))
         yield service, line
@@ -180,15 +180,26 @@ def test_the_whole_server_ends_with_the_command(sweep, tmp_path, number):
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip(f"{number.name} is ignored here, and so by every command")
     sweep.sync()
-    with running_ui(sweep, tmp_path) as (service, _):
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" >> {opened}\n')
+    browser.chmod(0o755)
+    variables = {"BROWSER": f"{browser} %s"}
+    if number == signal.SIGTERM:
+        variables["DISPLAY"] = ":0"
+    with running_ui(sweep, tmp_path, **variables) as (service, address):
         with urllib.request.urlopen(service.uri) as page:
             assert b"<html" in page.read()
         assert service.process is not None
         processes = psutil.Process(service.process.pid).children(recursive=True)
-        assert len(processes) >= 2  # the server and its worker
+        servers = [process for process in processes if "mlflow" in str(process.cmdline())]
+        assert len(servers) >= 2  # the server and its worker
+        if "DISPLAY" in variables:
+            until(opened.exists)
+            assert opened.read_text().splitlines() == [address]
         service.process.send_signal(number)
         assert service.process.wait() == 130
         until(lambda: not any(process.is_running() for process in processes))
+    assert opened.exists() == ("DISPLAY" in variables)
 
 
 @pytest.mark.browser
