@@ -190,8 +190,9 @@ class Mirror(threading.Thread):
             history = self._client.get_metric_history(run_id, name)
             stored = {p.step: p.value for p in sorted(history, key=lambda p: p.timestamp)}
             means = {row["batch_size"]: row["mean"] for row in document["batch_sizes"]}
+            new = {n: mean for n, mean in means.items() if mean not in (None, stored.get(n))}
             now = round(1000 * time.time())
-            points = [Metric(name, means[n], now, n) for n in means if stored.get(n) != means[n]]
+            points = [Metric(name, mean, now, n) for n, mean in new.items()]
             self._client.log_batch(run_id, metrics=points, synchronous=True)
         return tags
 
