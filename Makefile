@@ -27,7 +27,7 @@ demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 test: install  ## the tests that every machine can run
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-test-all: install  ## every test except peers, including those that need ray, submitit, PostgreSQL or a GPU
+test-all: install  ## every test except peers, including those that need ray, submitit, PostgreSQL, chromium or a GPU
 	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit
 	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -211,10 +212,18 @@ def stored_points(client: Any, run_id: str) -> list[tuple[Any, ...]]:
 
 
 def logged_points(trial: TrialFolder) -> list[tuple[Any, ...]]:
-    """Return the points of metrics.jsonl as MLflow has them, of examples if those are counted."""
+    """Return the points of metrics.jsonl as MLflow has them.
+
+    Those of the machine are system metrics, and some count examples where there are no tokens.
+    """
     unit = trial.read_config().science.traits.tokens
     return sorted(
-        (key.replace("tokens", unit), line["tokens"], round(line["time"] * 1000), value)
+        (
+            re.sub("^(perf|memory)/", r"system/\g<0>", key.replace("tokens", unit)),
+            line["tokens"],
+            round(line["time"] * 1000),
+            value,
+        )
         for line in read_metrics(trial.metrics_path)
         for key, value in line.items()
         if "/" in key and value is not None

@@ -16,6 +16,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from sweep.config import read_toml
+from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import CorruptFile, SweepError, printable
 from sweep.plan.decision import ALPHA
@@ -234,14 +235,6 @@ def curves_by_trial(sweep: SweepTables, metric: str) -> Iterator[tuple[str, Any,
         points = sweep.curves[sweep.curves[metric].notna()]
         for trial, rows in points.groupby("id", observed=True):
             yield str(trial), rows["tokens"].to_numpy(), rows[metric].to_numpy()
-
-
-def short(number: float) -> str:
-    """Format a number so that reading it back gives the same: 3e-4, 0.01, 32."""
-    text = f"{number:g}" if float(f"{number:g}") == number else repr(float(number))
-    scientific = f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e+")
-    is_shorter = 0 < abs(number) < 0.01 and float(scientific) == number
-    return scientific if is_shorter else text
 
 
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:

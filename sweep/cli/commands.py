@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
+DESKTOP = {"DISPLAY", "WAYLAND_DISPLAY"}  # without one, a browser could take over the terminal
 
 
 def newest_sweep() -> str:
@@ -483,19 +485,39 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
 @click.command()
 @folder_argument
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
-def ui(folder: "SweepFolder", port: int) -> int:
-    """Open MLflow's UI on this sweep's store, on this machine only."""
-    from sweep.tracking.store import ui_command
+@click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
+def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
+    """Open MLflow's UI on the comparison of this sweep's batch sizes, on this machine only."""
+    from sweep.plan.plan import parse_plan
+    from sweep.tracking import store
 
-    folder.require_plan()
-    echo(f"http://127.0.0.1:{port}  (Ctrl-C ends it)", err=True)
+    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+    uri, address = store.recorded_uri(folder, store.read_record(folder)), f"http://127.0.0.1:{port}"
+    if uri.startswith("http"):
+        echo(store.page_address(uri, uri, plan))
+        return 0
+    command = store.ui_command(folder, uri, port)
+    if store.server_version(address):
+        raise SweepError(f"port must be free, {port} is in use. Choose another --port.")
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as empty:  # the server imports from its current folder first
-        code = subprocess.run(ui_command(folder, port), check=False, cwd=empty).returncode
+        server = subprocess.Popen(command, cwd=empty, start_new_session=True, stdout=2)
+        try:
+            while server.poll() is None and not store.server_version(address):
+                time.sleep(0.2)
+            if server.poll() is None:
+                echo(page := store.page_address(address, uri, plan))
+                echo("Ctrl-C ends the server.", err=True)
+                if not no_open and (sys.platform == "darwin" or DESKTOP & os.environ.keys()):
+                    webbrowser.open(page)
+            code = server.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
     if code > 0:
-        raise SweepError(
-            f"MLflow's server ended with exit code {code}. If the port is in use, choose another "
-            f"--port; `sweep report {folder.path}` repairs the store."
-        )
+        remedy = f"Is the port in use? `sweep report {folder.path}` repairs the store."
+        raise SweepError(f"MLflow's server ended with exit code {code}. {remedy}")
     return code
 
 

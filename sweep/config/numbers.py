@@ -63,6 +63,14 @@ def format_count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def short(number: float) -> str:
+    """Format a number so that reading it back gives the same: 3e-4, 0.01, 32."""
+    text = f"{number:g}" if float(f"{number:g}") == number else repr(float(number))
+    scientific = f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e+")
+    is_shorter = 0 < abs(number) < 0.01 and float(scientific) == number
+    return scientific if is_shorter else text
+
+
 def format_bytes(number: float) -> str:
     for suffix, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(number) >= size:

@@ -20,11 +20,11 @@ from sweep.analysis import frames
 from sweep.analysis.answer import Answer, BatchSizeAnswer, typical_time
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
-from sweep.analysis.frames import format_range, short
+from sweep.analysis.frames import format_range
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.config.experiment import FINAL_PROMPTS
-from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.config.numbers import format_bytes, format_count, format_seconds, short
 from sweep.errors import SweepError, printable
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.plan.rates import describe_policy, optimizer_facts

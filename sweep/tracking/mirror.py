@@ -5,6 +5,8 @@ its own newest step. MLflow stores a point that is sent twice only once.
 """
 
 import contextlib
+import csv
+import io
 import json
 import logging
 import re
@@ -14,10 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweep.config.colors import batch_colors
+from sweep.config.numbers import short
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
-from sweep.trial.files import POSITION, read_metrics, write_json
+from sweep.trial.files import POSITION, read_metrics, sha256_of, write_json
 from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, overall_state
 from sweep.version import __version__
 
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
-COUNTED = re.compile("^(perf|final)/tokens")  # metrics that count examples too
 NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
+COLOR, TABLE = "mlflow.runColor", "trials.json"
 MIRRORED_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
 
 
@@ -51,6 +55,7 @@ class Mirror(threading.Thread):
         self._runs: dict[str, Run] = {}  # by trial id; the parent run's key is empty
         self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
+        self._colors = batch_colors(row.batch_size for row in plan.trials)
         self._is_locked = False  # another process locks the database
         self._error = "it has not answered in time"  # empty: the last pass sent everything
         self._deadline = float("inf")  # monotonic
@@ -136,6 +141,7 @@ class Mirror(threading.Thread):
         if "" not in self._runs:
             tags = {"sweep.role": "sweep", "sweep.name": self.folder.name}
             self._create_run("", self.folder.name, tags, None)
+        store.save_view(client, self._runs[""], self.plan)
         self._is_connected = True
 
     def _create_run(self, key: str, name: str, tags: dict[str, str], start: int | None) -> "Run":
@@ -148,9 +154,10 @@ class Mirror(threading.Thread):
         run, plan_time = self._runs[""], self.folder.plan_path.stat().st_mtime_ns
         if plan_time != self._plan_time:
             self.plan = load_plan(self.folder) or self.plan
+            self._colors = batch_colors(row.batch_size for row in self.plan.trials)
             self._log_files(run, self.folder.path, ("plan.json",))
             self._plan_time = plan_time
-        run_status = "RUNNING"
+        run_status, tags = "RUNNING", {"sweep.files": "plan.json"}
         if is_last:
             self._log_files(run, self.folder.path, store.REPORT_FILES)
             for figure in sorted((self.folder.path / "figures").glob("[!.]*.png")):
@@ -160,17 +167,42 @@ class Mirror(threading.Thread):
                 with contextlib.suppress(SweepError):  # `_mirror_trial` reports a damaged file
                     ends.append(((status := trial.read_status()).state, status.cause))
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
+            tags |= self._log_answer(run.info.run_id)
         own = {"optimizer", "schedule", "evaluation"} if self.plan.settings.command else None
         settings = self.plan.settings.model_dump(mode="json", exclude=own)
-        self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)
+        self._update("", settings, tags, run_status, None)
+
+    def _log_answer(self, run_id: str) -> dict[str, str]:
+        """Log the table of trials and each batch size's result; return tags with the answer."""
+        from mlflow.entities import Metric
+
+        tags, files = {}, ("report.md", "trials.csv", "answer.json")
+        report, table, answer = (self.folder.path / name for name in files)
+        if report.exists():  # its beginning, without figures
+            text = re.sub(r"!\[.*\n*", "", report.read_text("utf-8").partition("\n## ")[0])
+            tags["mlflow.note.content"] = text.partition("\n")[2].strip()[:5000]  # MLflow's limit
+        if table.exists():  # `log_table` would append to an earlier one
+            columns, *rows = csv.reader(io.StringIO(table.read_text("utf-8")))
+            self._client.log_dict(run_id, {"columns": columns, "data": rows}, TABLE)
+            tags["mlflow.loggedArtifacts"] = json.dumps([{"path": TABLE, "type": "table"}])
+        if answer.exists() and (document := json.loads(answer.read_text("utf-8"))):
+            name = store.metric_name(document["metric"], self.plan.settings.traits.tokens)
+            history = self._client.get_metric_history(run_id, name)
+            stored = {p.step: p.value for p in sorted(history, key=lambda p: p.timestamp)}
+            means = {row["batch_size"]: row["mean"] for row in document["batch_sizes"]}
+            new = {n: mean for n, mean in means.items() if mean not in (None, stored.get(n))}
+            now = round(1000 * time.time())
+            points = [Metric(name, mean, now, n) for n, mean in new.items()]
+            self._client.log_batch(run_id, metrics=points, synchronous=True)
+        return tags
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         trial = self.folder.trial(str(row.id))
         result = trial.read_result()  # refuses a damaged one
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
-        is_sent = self._sent.get(trial.id) == (status, length, is_last)
-        if is_sent or (run is None and status.state is State.WAITING):
+        sent = status, length, is_last, self._colors[row.batch_size]
+        if self._sent.get(trial.id) == sent or (run is None and status.state is State.WAITING):
             return
         is_running = status.state is State.RUNNING and not is_last
         run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
@@ -183,6 +215,8 @@ class Mirror(threading.Thread):
             "sweep.status": json.dumps(asdict(shortened)),
             "sweep.files": " ".join(files) if is_finished else "",  # files of this state
         }
+        if run is not None and run.data.tags.get(COLOR) != self._colors[row.batch_size]:
+            self._client.set_tag(run.info.run_id, COLOR, self._colors[row.batch_size])
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
             lines = trial.read_metrics()
@@ -197,7 +231,7 @@ class Mirror(threading.Thread):
             params = row.model_dump(exclude=excluded)
             params[settings.traits.tokens] = params.pop("tokens")
             self._update(trial.id, params, tags, run_status, end_time)
-        self._sent[trial.id] = status, length, is_last
+        self._sent[trial.id] = sent
 
     def _mirror_lines(
         self, trial: TrialFolder, row: PlannedTrial, lines: list[dict[str, Any]], length: int
@@ -216,11 +250,13 @@ class Mirror(threading.Thread):
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
-            name = f"batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
-            parts = ["tune:" * (row.stage == "tune"), row.optimizer, name]
-            name = " ".join(filter(None, parts))
+            batch = str(row.batch_size).zfill(max(4, len(str(max(self._colors)))))  # sortable
+            rate = short(float(f"{row.learning_rate:.3g}"))
+            parts = ["tune:" * (row.stage == "tune"), row.optimizer, f"batch {batch}"]
+            name = f"{' '.join(filter(None, parts))} · lr {rate} · seed {row.seed}"
             start = points[0][1] if points else None
-            run = self._create_run(trial.id, name, {"sweep.trial_id": trial.id}, start)
+            tags = {"sweep.trial_id": trial.id, COLOR: self._colors[row.batch_size]}
+            run = self._create_run(trial.id, name, tags, start)
         first = newest[0] if newest else 0  # sent again, as it may be incomplete
         final = {
             f"final/{name.removeprefix('final_')}": value
@@ -232,7 +268,7 @@ class Mirror(threading.Thread):
         settled = read_metrics(trial.metrics_path, length)
         new_lines = [line for line in settled if line["tokens"] >= first]
         metrics = [
-            Metric(COUNTED.sub(rf"\1/{unit}", key), float(value), _point(line)[1], line["tokens"])
+            Metric(store.metric_name(key, unit), float(value), _point(line)[1], line["tokens"])
             for line in [*new_lines, position | final]
             for key, value in line.items()
             if key not in POSITION and value is not None
@@ -248,14 +284,20 @@ class Mirror(threading.Thread):
     def _update(
         self, key: str, params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
     ) -> None:
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Dataset, DatasetInput, Param, RunTag
 
-        run = self._runs[key]
+        run, data = self._runs[key], self.plan.data
         run_id = run.info.run_id
         pairs = [] if run.data.params else params.items()
         new_params = [Param(name, str(value)) for name, value in pairs if value is not None]
         new_tags = [RunTag(name, value) for name, value in tags.items()]
         self._client.log_batch(run_id, params=new_params, tags=new_tags, synchronous=True)
+        if data and not (run.inputs and run.inputs.dataset_inputs):
+            source = str(data.get("repository") or self.plan.settings.data)
+            kind, key = ("hugging_face", "path") if "repository" in data else ("local", "uri")
+            origin, digest = json.dumps({key: source}), sha256_of(data)[:36]  # MLflow's limit
+            text = Dataset(Path(source).name, digest, kind, origin, profile=json.dumps(data))
+            self._client.log_inputs(run_id, [DatasetInput(text)])
         if status != run.info.status and status == "RUNNING":
             self._client.update_run(run_id, status)
         elif status != run.info.status:

@@ -1,8 +1,9 @@
-"""MLflow stores: addresses, connections, tracking.json, restored sweeps, and MLflow's UI.
+"""MLflow stores: addresses, connections, tracking.json, restored sweeps, and pages of MLflow's UI.
 
 MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
 
+import base64
 import contextlib
 import json
 import logging
@@ -11,14 +12,20 @@ import re
 import sqlite3
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
+from http.client import HTTPException
 from itertools import chain, count
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+from urllib.request import ProxyHandler, build_opener
 
-from sweep.config import sha256_of_file
+from sweep.config import read_toml, sha256_of_file
 from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError, causes_of, without_secrets
+from sweep.plan.plan import Plan
 from sweep.trial.files import find_json, refuse_super_journal, sha256_of
 from sweep.trial.folder import SweepFolder, TrialStatus
 
@@ -29,7 +36,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
-REPORT_FILES = ("report.md", "report.html", "trials.csv")
+REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
+VIEW, KIND = "mlflow.sharedViewState.", "mlflow.experimentKind"
+FIRST_VERSION = (3, 15)  # of MLflow that reads saved views with a name
 ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds
@@ -236,6 +245,12 @@ def connect(uri: str) -> "MlflowClient":
     return MlflowClient(uri, uri)
 
 
+def metric_name(name: str, unit: str) -> str:
+    """Return MLflow's name of a metric or of a column final_…; system/… are "System metrics"."""
+    name = re.sub("^(perf|final)/tokens", rf"\1/{unit}", re.sub("^final_", "final/", name))
+    return f"system/{name}" if name.startswith(("perf/", "memory/")) else name
+
+
 def search_runs(client: "MlflowClient", experiment: str, tag: str, value: str) -> "list[Run]":
     """Return the runs of an experiment (id) with a tag, newest first, except deleted ones."""
     query, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time DESC"]
@@ -284,11 +299,8 @@ def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | 
     return runs[chosen]
 
 
-def ui_command(folder: SweepFolder, port: int) -> list[str]:
+def ui_command(folder: SweepFolder, uri: str, port: int) -> list[str]:
     """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
-    uri = recorded_uri(folder, read_record(folder))
-    if uri.startswith("http"):
-        raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
     if (path := sqlite_path(uri)) and not path.exists():
         remedy = f"Create it with `sweep report {folder.path}`."
         raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
@@ -297,4 +309,48 @@ def ui_command(folder: SweepFolder, port: int) -> list[str]:
     command = [sys.executable, "-m", "mlflow", "server"]
     command += ["--backend-store-uri", with_driver(uri)]
     command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
+    command += ["--uvicorn-opts", "--log-level warning"]  # no line for each request
     return [*command, "--host", "127.0.0.1", "--port", str(port)]
+
+
+def view_state(plan: Plan) -> str:
+    """Return the state of the page of MLflow's UI that compares a sweep's batch sizes."""
+    traits, objective = plan.settings.traits, plan.settings.objective
+    names = {"curve": objective.curve, "final": metric_name(objective.name, traits.tokens)}
+    names["training"] = "reward/mean" if traits.samples else "train/loss"
+    template = Template(json.dumps(read_toml(__file__, "view.toml")))
+    return template.substitute(names, uid=plan.sweep_uid, unit=traits.tokens)
+
+
+def save_view(client: "MlflowClient", parent: "Run", plan: Plan) -> None:
+    """Save the view in the experiment; its page then opens on training runs, not on traces."""
+    from mlflow.exceptions import RestException
+
+    experiment, name = parent.info.experiment_id, parent.data.tags["sweep.name"]
+    state = "deflate;" + base64.b64encode(zlib.compress(view_state(plan).encode())).decode()
+    view = {"name": f"{name}: batch sizes", "createdAt": parent.info.start_time, "state": state}
+    tags = {VIEW + plan.sweep_uid: json.dumps(view), KIND: "custom_model_development"}
+    for key in tags.keys() - client.get_experiment(experiment).tags.keys():
+        with contextlib.suppress(RestException):  # `sweep ui` does without what a server refuses
+            client.set_experiment_tag(experiment, key, tags[key])
+
+
+def server_version(address: str) -> tuple[int, ...]:
+    """Return the version of the MLflow server at an address; empty if none answers."""
+    url, direct = f"{address}/version", build_opener(ProxyHandler({}))
+    with contextlib.suppress(OSError, ValueError, HTTPException), direct.open(url, None, 9) as file:
+        return tuple(map(int, file.read().split(b".")[:2]))
+    return ()
+
+
+def page_address(address: str, uri: str, plan: Plan) -> str:
+    """Return the address of the comparison in the UI at an address; without a view, a filter's."""
+    with reading("MLflow", uri):
+        experiment = connect(uri).get_experiment_by_name(plan.experiment)
+    if not experiment:
+        return address
+    query = {"searchFilter": json.loads(view_state(plan))["searchFilter"]}
+    if VIEW + plan.sweep_uid in experiment.tags and server_version(address) >= FIRST_VERSION:
+        query = {"viewStateShareKey": plan.sweep_uid}
+    query |= {"compareRunsMode": "CHART", "workflowType": "machine_learning"}
+    return f"{address}/#/experiments/{experiment.experiment_id}/runs?{urlencode(query)}"

@@ -82,6 +82,7 @@ class FakeSweep:
             position = {"time": round(now + number * 0.1234567, 3), "step": step, "tokens": tokens}
             loss = 6.0 / (1 + number) + index / 3
             line = {**position, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None}
+            line["memory/allocated_bytes"] = 1e6 + number
             if number % 5 == 0:
                 line |= {"valid/loss": loss + 0.1, "train/clipped": 0}
             log.append(line)
@@ -147,8 +148,11 @@ class FakeSweep:
             assert stored_points(client, run_id) == logged_points(self.trial(index))
 
     def grow(self, **overrides: Any) -> None:
-        self.plan = grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides))
-        write_json(self.folder.plan_path, self.plan.model_dump(mode="json"))
+        self.set_plan(grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides)))
+
+    def set_plan(self, plan: Plan) -> None:
+        self.plan = plan
+        write_json(self.folder.plan_path, plan.model_dump(mode="json"))
 
 
 def make_plan(tmp_path: Path, **overrides: Any) -> Plan:

@@ -1,5 +1,6 @@
 """The mirror on a real store or server: everything is there once, and no run stays RUNNING."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from sweep.cli import sweep as command
+from sweep.config.colors import batch_colors
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
+from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import Lease
 from tests.servers import Proxy, Service, load_stored_sweep, logged_points
@@ -43,7 +47,7 @@ def test_a_finished_sweep_is_mirrored_whole(sweep):
     assert is_mirrored(sweep.folder, None)
     sweep.assert_mirrored()
     run, parent = sweep.run(0), sweep.runs()["parent"]
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "batch 4 seed 0 lr 0.001")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "batch 0004 · lr 1e-3 · seed 0")
     assert (run.data.params["batch_size"], run.data.params["beta2"]) == ("4", "0.999")
     assert run.data.params["policy"] == "fixed"
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -52,8 +56,73 @@ def test_a_finished_sweep_is_mirrored_whole(sweep):
     assert (sweep.folder.path / "mlartifacts").is_dir()
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "words sweep")
     assert parent.data.params["budget"] == "200000"
+    (data,) = run.inputs.dataset_inputs
+    assert json.loads(data.dataset.profile) == sweep.plan.data
+    assert sha256_of(sweep.plan.data).startswith(data.dataset.digest)
     sweep.sync()  # a second pass sends nothing
     assert sweep.run(0).to_dictionary() == run.to_dictionary()
+
+
+def test_the_parent_run_has_the_answer_once(sweep):
+    def report():
+        arguments = ["report", str(sweep.folder.path)]
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+        client, parent = connect(sweep.record["tracking_uri"]), sweep.runs()["parent"]
+        table = client.download_artifacts(parent.info.run_id, "trials.json")
+        history = client.get_metric_history(parent.info.run_id, "final/valid_loss")
+        means = [(point.step, point.value) for point in history]
+        return parent, json.loads(Path(table).read_text()), means
+
+    sweep.train(0, 12)
+    sweep.train(1, 12)
+    assert report()[2] == [(4, 2 / 3), (8, 1 + 2 / 3)]  # batch size 16 has no result yet
+    sweep.train(2, 12)
+    parent, table, means = report()
+    assert artifacts(sweep, parent) > {"report.md", "answer.json", "trials.csv", "trials.json"}
+    note = parent.data.tags["mlflow.note.content"]
+    text = (sweep.folder.path / "report.md").read_text()
+    assert note.splitlines()[0] == text.splitlines()[2] and "](figures" not in note
+    ids = [dict(zip(table["columns"], row, strict=True))["id"] for row in table["data"]]
+    assert ids == sweep.ids
+    assert json.loads(parent.data.tags["mlflow.loggedArtifacts"])[0]["path"] == "trials.json"
+    assert means == [(4, 2 / 3), (8, 1 + 2 / 3), (16, 2 + 2 / 3)]
+    assert report()[1:] == (table, means)
+    sweep.grow(seeds=2)
+    sweep.train(sweep.ids.index(str(sweep.plan.known_trials[-1].id)), 3)  # of batch size 16
+    (changed,) = {*report()[2]} - {*means}
+    assert changed[0] == 16
+
+
+def test_the_color_of_a_batch_size_follows_the_plan_without_sending_a_trial_again(sweep):
+    def colors():
+        runs = [sweep.run(index) for index in range(3)]
+        sizes = [int(run.data.params["batch_size"]) for run in runs]
+        return dict(zip(sizes, [run.data.tags["mlflow.runColor"] for run in runs], strict=True))
+
+    for index in range(3):
+        sweep.train(index, 3)
+    sweep.sync()
+    assert colors() == batch_colors([4, 8, 16])
+    connect(sweep.record["tracking_uri"]).set_tag(sweep.run(0).info.run_id, "mlflow.runName", "x")
+    sweep.grow(batches="2,4,8,16")
+    sweep.sync()
+    after = batch_colors([2, 4, 8, 16])
+    assert colors() == {size: after[size] for size in (4, 8, 16)}
+    assert sweep.run(0).info.run_name == "x"
+    sweep.assert_mirrored(0, 1, 2)
+
+
+def test_trials_of_tuning_are_named_so_and_large_batch_sizes_stay_sortable(sweep):
+    rows = sweep.plan.known_trials
+    tune = rows[0].model_copy(update={"id": "a" * 12, "stage": "tune", "learning_rate": 1.2345e-2})
+    large = rows[0].model_copy(update={"id": "b" * 12, "batch_size": 16384})
+    sweep.set_plan(sweep.plan.model_copy(update={"trials": (*rows, tune, large)}))
+    for index in (0, 3, 4):
+        sweep.train(index, 1)
+    sweep.sync()
+    names = [sweep.run(index).info.run_name for index in (0, 3, 4)]
+    assert names[0] == "batch 00004 · lr 1e-3 · seed 0"
+    assert names[1:] == ["tune: batch 00004 · lr 0.0123 · seed 0", "batch 16384 · lr 1e-3 · seed 0"]
 
 
 def test_runs_that_a_lost_answer_created_twice_are_deleted(sweep):

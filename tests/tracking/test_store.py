@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
 from dataclasses import replace
 
 import pytest
@@ -17,13 +16,12 @@ from sweep.tracking.store import (
     default_tracking_uri,
     prepare_environment,
     restore_sweep,
-    ui_command,
     with_driver,
     without_password,
 )
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder
-from tests.servers import Service, is_healthy, load_stored_sweep
+from tests.servers import load_stored_sweep
 
 
 @pytest.mark.parametrize(
@@ -113,31 +111,6 @@ def test_a_new_database_has_its_tables_and_leaves_no_other_file(tmp_path):
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
-
-
-def test_the_ui_needs_a_store_of_its_own_and_serves_on_loopback(sweep):
-    command = ui_command(sweep.folder, 5000)
-    assert command[command.index("--host") + 1] == "127.0.0.1"
-    (sweep.folder.path / "mlflow.db").unlink()
-    with pytest.raises(SweepError, match="must have an MLflow store"):
-        ui_command(sweep.folder, 5000)
-    record = {"tracking_uri": "http://host:5000", "is_default": False}
-    write_json(sweep.folder.tracking_path, record)
-    with pytest.raises(SweepError, match="Open http://host:5000 in a browser"):
-        ui_command(sweep.folder, 5000)
-
-
-@pytest.mark.slow
-def test_the_ui_serves_the_sweep_on_loopback(sweep, tmp_path):
-    server = Service(tmp_path)
-    sweep.train(0, 3)
-    sweep.sync()
-    try:
-        server.launch(ui_command(sweep.folder, server.port), lambda: is_healthy(server.uri))
-        with urllib.request.urlopen(server.uri) as page:
-            assert b"<html" in page.read()
-    finally:
-        server.die()
 
 
 def test_the_folder_comes_back_as_it_was(sweep, tmp_path):
