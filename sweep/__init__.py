@@ -13,8 +13,7 @@ from sweep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sweep.analysis.results import answer, load_sweep
-    from sweep.api import run_sweep
-    from sweep.orchestration.costs import plan_sweep
+    from sweep.api import plan_sweep, run_sweep
     from sweep.orchestration.memory import forecast_memory, probe_memory
     from sweep.report.charts import (
         plot_answer,
@@ -62,8 +61,7 @@ def __getattr__(name: str) -> Any:
 
         return Workload
     if name in __all__:
-        from sweep.api import run_sweep
-        from sweep.orchestration.costs import plan_sweep
+        from sweep.api import plan_sweep, run_sweep
         from sweep.orchestration.memory import forecast_memory, probe_memory
 
         functions = (forecast_memory, plan_sweep, probe_memory, run_sweep)

@@ -1,4 +1,4 @@
-"""Run a sweep, from Python or the command line."""
+"""Plan and run a sweep, from Python or the command line."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from sweep.orchestration.costs import estimate
 from sweep.orchestration.planning import Planned, make_plan, read_request
 from sweep.orchestration.progress import Progress
 from sweep.orchestration.runner import Summary, check_request, finished_summary, run_plan
+from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.folder import Cause
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from sweep.config.overrides import Overrides
+
+
+def plan_sweep(
+    experiment: str | None = None, *, out: str | Path | None = None, **settings: "Unpack[Overrides]"
+) -> Plan:
+    """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
+    return estimate(make_plan(read_request(experiment, {**settings}, out))).command_rows()
 
 
 def run_sweep(

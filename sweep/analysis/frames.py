@@ -158,6 +158,14 @@ def refuse_large(path: Path) -> None:
         raise SweepError(f"{path} must have at most {most}. Leave out rows or columns.")
 
 
+def read_csv(path: Path) -> pd.DataFrame:
+    refuse_large(path)
+    try:
+        return pd.read_csv(path, low_memory=False, compression=None)
+    except ValueError as error:
+        raise SweepError(f"{path} must be a CSV file ({error}).") from None
+
+
 def to_numbers(values: pd.Series) -> pd.Series:
     """Convert a column to floats; NaN if a cell is no number, or infinite and no loss."""
     # to_numeric raises on very long integers
@@ -187,11 +195,7 @@ def _without_formula(value: Any) -> Any:
 
 def _read_published(path: Path) -> list[dict[str, Any]]:
     """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
-    refuse_large(path)
-    try:
-        table = pd.read_csv(path, low_memory=False, compression=None)
-    except (OSError, ValueError) as error:
-        raise SweepError(f"{path} must be a trials.csv ({error}).") from None
+    table = read_csv(path)
     for name in map(str, table):
         if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
             table[name] = to_numbers(table[name])

@@ -33,7 +33,7 @@ from sweep.analysis.frames import (
     load_tables,
     mean_of,
     policy_labels,
-    refuse_large,
+    read_csv,
     report_trials,
     to_numbers,
     with_objective,
@@ -255,9 +255,8 @@ def answer_of(
         table = sweep.trials
     else:
         try:
-            refuse_large(path)
-            table = pd.read_csv(path, low_memory=False, compression=None)
-        except (OSError, ValueError) as error:
+            table = read_csv(path)
+        except OSError as error:
             raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
     made = answer(table, metric, direction, tolerance)
     missing = (

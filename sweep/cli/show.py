@@ -227,12 +227,10 @@ def print_doctor(document: dict[str, Any]) -> None:
     cache = document["cache"]
     works = [f"Python {document['python']} on {document['platform']}", versions]
     for device in document["devices"]:
-        facts = [f"{device['device']}: {device['name']}"]
-        if "cores" in device:
-            facts.append(f"{device['cores']} cores")
-        if "memory_bytes" in device:
-            facts.append(format_bytes(device["memory_bytes"]))
-        works.append(", ".join(facts))
+        cores = f"{device['cores']} cores" if "cores" in device else None
+        memory = format_bytes(device["memory_bytes"]) if "memory_bytes" in device else None
+        facts = f"{device['device']}: {device['name']}", cores, memory
+        works.append(", ".join(filter(None, facts)))
     works.append(f"cache {cache['path']}, {format_bytes(cache['free_bytes'])} free")
     works += [f"extra {name}" for name, has_extra in document["extras"].items() if has_extra]
     missing = [name for name, has_extra in document["extras"].items() if not has_extra]

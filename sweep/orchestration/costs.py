@@ -11,8 +11,7 @@ import statistics
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
@@ -20,29 +19,13 @@ from sweep.data.tokens import find_prepared
 from sweep.errors import SweepError
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors import attempt_slots
-from sweep.orchestration.planning import Planned, make_plan, read_request
+from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from sweep.config.overrides import Overrides
-
 LOG = logging.getLogger(__name__)
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
-
-
-def plan_sweep(
-    experiment: str | None = None,
-    *,
-    out: str | Path | None = None,
-    **settings: "Unpack[Overrides]",
-) -> Plan:
-    """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
-    request = read_request(experiment, {**settings}, out)
-    return estimate(make_plan(request)).command_rows()
 
 
 def estimate(planned: Planned) -> Planned:

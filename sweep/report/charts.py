@@ -323,12 +323,9 @@ def plot_steps(sweep: Sweep) -> Chart | None:
         if curve.fit is None:
             continue
         grid = np.geomspace(min(sizes), max(sizes), 60)
-        linear = curve.fit.e_min.value / grid
-        fit = pd.DataFrame({"size": grid, POLICY: label, "linear": linear})
-        fit["steps"] = curve.fit.s_min.value + linear
-        along = x | {"field": "size"}
-        layers.append(layer("line", fit, along, y, strokeDash=dash, strokeWidth=1))
-        layers.append(layer("line", fit, along, y | {"field": "linear"}, opacity=0.5))
+        steps = curve.fit.s_min.value + curve.fit.e_min.value / grid
+        fit = {"size": grid, POLICY: label, "steps": steps}
+        layers.append(layer("line", fit, x | {"field": "size"}, y, strokeDash=dash, strokeWidth=1))
         critical = curve.fit.b_crit
         if supports_fit(curve) and curve.covers(critical.value):
             low, high = np.clip(critical[1:], min(sizes), max(sizes))

@@ -3,17 +3,16 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from sweep.report.vega import BOTTOM, SIZE, Spec, write_tick
+from sweep.config.numbers import format_count
+from sweep.report.vega import BOTTOM, COUNT, SIZE, Spec
 
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "X", "stroke": "_"}
 MARKERS |= {"triangle-up": "^", "triangle-down": "v"}
@@ -53,20 +52,12 @@ def _set_axis(axis: Axes, name: str, channel: Spec) -> None:
     if scale["type"] == "log":
         axis.set(**{f"{name}scale": "log"})
     elif scale["type"] == "symlog":
-        functions = partial(_symlog, scale["constant"]), partial(_inverse, scale["constant"])
-        (axis.set_xscale if is_x else axis.set_yscale)("function", functions=functions)
-    labels = [write_tick(value, ticks["format"]) for value in ticks["values"]]
+        (axis.set_xscale if is_x else axis.set_yscale)("asinh", linear_width=scale["constant"])
+    form = format_count if ticks["format"] == COUNT else "{:g}".format
+    labels = [form(value) for value in ticks["values"]]
     axis.set(**{f"{name}ticks": ticks["values"], f"{name}ticklabels": labels})
     axis.set(**{f"{name}lim": scale["domain"], f"{name}label": channel["title"]})
     (axis.xaxis if is_x else axis.yaxis).set_minor_locator(NullLocator())
-
-
-def _symlog(constant: float, values: Any) -> Any:
-    return np.sign(values) * np.log1p(np.abs(values) / constant)  # as Vega does
-
-
-def _inverse(constant: float, values: Any) -> Any:
-    return np.sign(values) * np.expm1(np.abs(values)) * constant
 
 
 def _draw_layer(axis: Axes, layer: Spec) -> None:

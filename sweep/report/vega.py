@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from sweep.config.colors import batch_colors
-from sweep.config.numbers import format_count
 
 Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -120,8 +119,3 @@ def panel(layers: Iterable[Spec], sizes: Iterable[int], title: str = "") -> Spec
     drawn = [layer for layer in layers if layer["data"]["values"]]
     made: Spec = {"$schema": SCHEMA, "width": "container", "height": HEIGHT, "params": [shown]}
     return made | ({"title": title} if title else {}) | {"layer": drawn}
-
-
-def write_tick(value: float, form: str) -> str:
-    """Write the label of a tick as Vega does."""
-    return format_count(value) if form == COUNT else f"{value:g}"
