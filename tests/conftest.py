@@ -1,10 +1,15 @@
 """Fixtures of all tests: a separate cache, and no telemetry."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before any test module imports mlflow
 # Before torch is imported: several trainings share the cores (docs/performance.md).
@@ -19,6 +24,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
         for item in gpu_tests if not torch.cuda.is_available() else ():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+CHROMIUM_OPTIONS = (
+    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+
+@pytest.fixture
+def browser() -> "Iterator[Browser]":
+    """Headless Chromium; the test is skipped without it."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if not program:
+        pytest.skip("chromium must be on the PATH, or the variable CHROMIUM must name it")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=CHROMIUM_OPTIONS.split())
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

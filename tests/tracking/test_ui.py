@@ -4,7 +4,6 @@ import base64
 import http.server
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -27,10 +26,6 @@ from sweep.trial.files import read_metrics
 from tests.servers import Service
 from tests.tracking.conftest import FakeSweep, until
 
-BROWSER = (
-    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 # the axes and points of each plot on the page
 PLOTS = """() => [...document.querySelectorAll(".js-plotly-plot")].map(plot => ({
     x: plot.layout.xaxis.title.text, y: plot.layout.yaxis.title?.text,
@@ -203,11 +198,7 @@ def test_the_whole_server_ends_with_the_command(sweep, tmp_path, number):
 
 
 @pytest.mark.browser
-def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api")
-    program = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    if not program:
-        pytest.skip("chromium must be on the PATH, or the variable CHROMIUM must name it")
+def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_path, browser):
     sweep.grow(seeds=2)
     reporting = sweep.plan.known_trials
     rates = {"id": "a" * 12, "stage": "tune", "seed": 1000, "learning_rate": 2e-3}
@@ -217,14 +208,12 @@ def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_pa
         sweep.train(index, 12)
     sweep.sync()
     errors: list[str] = []
-    with running_ui(sweep, tmp_path) as (_, address), playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=BROWSER.split())
+    with running_ui(sweep, tmp_path) as (_, address):
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
         page.wait_for_function("document.querySelectorAll('.js-plotly-plot .trace').length >= 13")
         plots, text = page.evaluate(PLOTS), page.inner_text("body")
-        browser.close()
     colors = batch_colors([4, 8, 16])
     for plot, metric in zip(plots[:2], ("valid/loss", "train/loss"), strict=True):
         assert plot["x"] == "Step"  # tokens
