@@ -35,8 +35,6 @@ def run_sweep(
 ) -> Sweep:
     """Run the unfinished trials of a sweep, write its report, and read its results.
 
-    Trials that failed are in the table `trials` of the result.
-
     Args:
         experiment: a shipped name or the path of a TOML file.
         out: the sweep's folder; results/<experiment> by default. If it has a plan, that grows.

@@ -4,10 +4,11 @@ A message says what must hold, what was given, and the remedy.
 """
 
 import contextlib
+import difflib
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sweep.experiments import SHIPPED
@@ -20,6 +21,12 @@ ADDRESS = re.compile(  # or the parameters of one whose start is not shown
 MOST_CHARACTERS = 400  # shown from another library's message
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question about the most similar name, or ""."""
+    close = difflib.get_close_matches(name, [*known], 1)
+    return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def without_secrets(text: object) -> str:

@@ -130,7 +130,7 @@ def run(
         if not yes:
             _confirm(planned.command_rows(), folder, retried_causes)
         if not quiet:  # preparing the data may take long
-            logging.getLogger("sweep").setLevel(logging.INFO)
+            logging.getLogger("sweep").setLevel("INFO")
         summary = run_planned(planned, quiet, retried_causes)
     ensure_report(folder.path)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
@@ -146,8 +146,7 @@ def run(
 
 def say_planning(experiment: str | None, quiet: bool = False) -> None:
     """Say on a terminal what is being done, before slow imports."""
-    is_silent = quiet or not sys.stderr.isatty()
-    logging.getLogger("sweep").setLevel(logging.WARNING if is_silent else logging.INFO)
+    logging.getLogger("sweep").setLevel("WARNING" if quiet or not sys.stderr.isatty() else "INFO")
     LOG.info("Planning %s", experiment or "the sweep")
 
 

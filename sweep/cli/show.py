@@ -183,8 +183,8 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
         print_document(document)
         return
     console, eta = build_console(), document["eta_seconds"]
-    name = escape(printable(document["sweep"]))
-    console.print(f"[bold]{name}[/]: {document['state']}{time_text(eta)}")
+    name = printable(document["sweep"])
+    console.print(f"[bold]{escape(name)}[/]: {document['state']}{time_text(eta)}")
     console.print(status_table(document))
     _print_failures(document)
     for sentence in document.get("damage", ()):

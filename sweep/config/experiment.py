@@ -36,7 +36,7 @@ from sweep.config.settings import (
     merge_settings,
     parse_settings,
 )
-from sweep.errors import SweepError
+from sweep.errors import SweepError, did_you_mean
 from sweep.experiments import SHIPPED
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
@@ -459,8 +459,9 @@ def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
 def _read_experiment(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith(".toml") or "/" in name else SHIPPED / f"{name}.toml"
     if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
-        raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
+        names = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+        problem = f"experiment must be a TOML file or one of {', '.join(names)}, got {name!r}."
+        raise SweepError(f"{problem} {did_you_mean(name, names) or 'Check the path.'}")
     try:
         if path.stat().st_size > MAX_EXPERIMENT_BYTES:
             raise ValueError(f"it has more than {MAX_EXPERIMENT_BYTES} bytes")

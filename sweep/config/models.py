@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, TypeAdapter, model_validator
 from sweep.config import read_toml
 from sweep.config.hub import PREFIX
 from sweep.config.settings import Settings
-from sweep.errors import SweepError
+from sweep.errors import SweepError, did_you_mean
 
 Positive = Annotated[int, Field(gt=0, le=10**9, strict=True)]
 Layers = Annotated[int, Field(gt=0, le=10_000, strict=True)]
@@ -96,6 +96,7 @@ def model_preset(name: str) -> dict[str, Any]:
     if str(name) not in MODEL_PRESETS:
         raise SweepError(
             f"model must be one of {', '.join(sorted(MODEL_PRESETS))}, your module:object, "
-            f"hf:OWNER/NAME, a folder with the config.json of a model, or a table, got {name!r}."
+            f"hf:OWNER/NAME, a folder with the config.json of a model, or a table, got {name!r}. "
+            + (did_you_mean(str(name), MODEL_PRESETS) or "Correct it.")
         )
     return MODEL_PRESETS[name].model_dump()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config import read_toml, sha256_of_file
-from sweep.errors import SweepError, describe_error, user_code
+from sweep.errors import SweepError, describe_error, did_you_mean, user_code
 
 OF_COMMANDS: dict[str, Any] = read_toml(__file__, "commands.toml")
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
@@ -76,7 +76,8 @@ def check_command(command: str) -> str:
     placeholders = OF_COMMANDS["placeholders"]
     if unknown := sorted(used - {*placeholders}):
         known = ", ".join(placeholders)
-        raise SweepError(f"command must use only the placeholders {known}, got {{{unknown[0]}}}.")
+        problem = f"command must use only the placeholders {known}, got {{{unknown[0]}}}."
+        raise SweepError(f"{problem} {did_you_mean(unknown[0], placeholders) or 'Correct it.'}")
     if {"microbatch_size", "accumulation"} <= used:
         used.add("batch_size")  # their product, for each device
     for names in OF_COMMANDS["needed"]:

@@ -1,6 +1,5 @@
 """The base of all settings. A field declares its flag, its unit and its help once."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from sweep.config.numbers import parse_count
-from sweep.errors import SweepError
+from sweep.errors import SweepError, did_you_mean
 
 Table = TypeVar("Table", bound="Settings")
 
@@ -108,8 +107,7 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
                 problem = f"{key!r} does not apply to {first['loc'][-2]!r}"
                 raise SweepError(f"{subject}: {problem}. Leave it out.") from error
             key = f"{key}.{first['loc'][-1]}".strip(".")
-            close = difflib.get_close_matches(key, keys, 1)
-            hint = f"Did you mean {close[0]!r}?" if close else "Remove it."
+            hint = did_you_mean(key, keys) or "Remove it."
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         if first["type"] == "model_type":

@@ -69,8 +69,8 @@ class Progress(AbstractContextManager["Progress"]):
         if self._ended is None:  # those of an earlier command
             self._ended = {row["id"] for row in ended}
         counts = f"{len(ended)} of {len(rows)} trials{time_text(time_left(rows))}"
-        best = [row for row in rows if row["id"] == document["best"]]
-        texts = [f"best so far: {describe_trial(row, title)}" for row in best]
+        best = (describe_trial(row, title) for row in rows if row["id"] == document["best"])
+        texts = [f"best so far: {text}" for text in best]
         new = [row for row in ended if row["id"] not in self._ended]
         self._ended |= {row["id"] for row in new}
         if self._console.is_terminal:
@@ -78,10 +78,9 @@ class Progress(AbstractContextManager["Progress"]):
             for number, row in enumerate(new, len(ended) - len(new) + 1):
                 line = f"{number:>{width}} of {len(rows)}  {describe_trial(row, title)}"
                 self._console.print(line, markup=False)
-            elapsed = f"{format_seconds(now - self._started)} elapsed"
-            bar = Table.grid(padding=(0, 1))
-            share = document["progress"]
-            bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", f"{counts}, {elapsed}")
+            bar, share = Table.grid(padding=(0, 1)), document["progress"]
+            text = f"{counts}, {format_seconds(now - self._started)} elapsed"
+            bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", text)
             running = [row for row in rows if row["state"] == State.RUNNING]
             self._live.start()
             self._live.update(

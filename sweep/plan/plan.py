@@ -330,6 +330,8 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
 
 def _first_difference(old: Any, new: Any, key: str = "") -> str:
     """Describe the first changed value by its key, such as `optimizer.clip`; "" if none."""
+    if old != new and (file := key.removeprefix("code.files.")) != key:
+        return f"{file} has changed"
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return "" if old == new else f"{key} would change from {old!r} to {new!r}"
     names = sorted({*old, *new})

@@ -137,7 +137,8 @@ def plot_loss(sweep: Sweep) -> Chart | None:
     unit = f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
     title = f"Between batch sizes, the {name} differs by up to {join(parts[:4])}"
-    panels = [_plot_sizes(sweep, trials, "final_valid_loss", name, _axis_title(sweep))]
+    y_title = f"{name} [{objective.label}]" if objective.label else name
+    panels = [_plot_sizes(sweep, trials, "final_valid_loss", name, y_title)]
     lead = sweep.leading.label if sweep.leading else ""
     if lead in spans and SQUEEZED * spans[lead] < np.ptp(cells["final_valid_loss"].dropna()):
         own = trials[trials[POLICY] == lead]
@@ -153,8 +154,8 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     speeds = complete.groupby(SIZE)["tokens_per_second"].median().dropna()
     if len(speeds) < 2:
         return None
-    text = f"{format_count(speeds.max())} {unit} per second"
-    title = f"Batch size {speeds.idxmax()} is the fastest, with {text}"
+    most = format_count(speeds.max())
+    title = f"Batch size {speeds.idxmax()} is the fastest, with {most} {unit} per second"
     labels = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory in GiB"}
     shown = [metric for metric in labels if complete[metric].notna().any()]
     return Chart(title, [_plot_sizes(sweep, trials, metric, labels[metric]) for metric in shown])
@@ -180,26 +181,21 @@ def _plot_sizes(
         middle = middle[middle["seeds"] == planned]
     middle = middle.reset_index()
     ends = [*middle["low"], *middle["high"]] if is_loss else [0.0]
-    form = COUNT if metric.startswith("tokens") else ""
+    form = COUNT * metric.startswith("tokens")
     x, y = batch_axis(sizes), channel(name, [*complete[name], *ends], title or name, form)
     labels, color = [*trials[POLICY].unique()], size_color(sizes)
     shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
-    diverged = trials.loc[trials["cause"] == "diverged", [SIZE, POLICY, "seed", "cause"]]
-    points = complete[[SIZE, POLICY, "seed", name]]
+    keys, is_diverged = [SIZE, POLICY, "seed"], trials["cause"] == "diverged"
+    seeds, diverged = complete[[*keys, name]], trials.loc[is_diverged, [*keys, "cause"]]
     edge = BOTTOM if sweep.plan.settings.objective.sign < 0 else TOP
     layers = [
         layer("line", middle, x, y, strokeDash=dash),
         layer("rule", middle, x, y | {"field": "low"}, y2={"field": "high"}, color=color),
-        layer("point", points, x, y, color=color, shape=shape, size=25, opacity=0.5),
+        layer("point", seeds, x, y, color=color, shape=shape, size=25, opacity=0.5),
         layer("point", middle, x, y, color=color, shape=shape, size=70),
         layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
     ]
     return panel(layers, sizes)
-
-
-def _axis_title(sweep: Sweep) -> str:
-    objective = sweep.plan.settings.traits.objective
-    return f"{objective.title} [{objective.label}]" if objective.label else objective.title
 
 
 def plot_curves(sweep: Sweep) -> Chart | None:
@@ -286,10 +282,9 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
             best = {RATE: rate.optimum, name: float(values(rate.fit.level))}
             optima.append({SIZE: rate.batch_size, **best})
     sizes, edges = sweep.batch_sizes, [TOP, BOTTOM][:: objective.sign]
-    form = COUNT if objective.is_ratio else ""
     x = channel(RATE, trials[RATE], "peak learning rate", scale="log")
     shown = [*trials[name], *(row[name] for row in optima)]
-    y = channel(name, shown, f"{name}, tuning seeds", form, scale="narrow")
+    y = channel(name, shown, f"{name}, tuning seeds", COUNT * objective.is_ratio, "narrow")
     color, columns = size_color(sizes), [SIZE, RATE, "seed", "state", "loss"]
     far, lost, pruned = (
         trials.loc[rows, columns] for rows in (is_far, is_lost & ~is_pruned, is_pruned)
