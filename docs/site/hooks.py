@@ -46,6 +46,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(replace, markdown)
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Mark code of one short word, such as a flag, which no line end should divide."""
+    return re.sub(r"<code>([^\s<]{1,30})</code>", r'<code class="word">\1</code>', html)
+
+
 def _path_of(uri: str) -> str:
     """Return the path in the repository of a file of the site."""
     return uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
