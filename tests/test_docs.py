@@ -67,7 +67,7 @@ def templates(path):
 
 
 def test_every_message_of_troubleshooting_is_one_of_the_code():
-    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    page = re.sub(r"\n  +", " ", (ROOT / "docs" / "troubleshooting.md").read_text("utf-8"))
     cells = re.findall(r"^\| .*?(``?)([^`].*?)\1 \|", page, re.MULTILINE)
     points = re.findall(r"^- (``?)([^`].*?)\1", page, re.MULTILINE)
     messages = [text for _, text in cells + points if " " in text]

@@ -33,6 +33,7 @@ from sweep.config.trial import Execution, Services
 from sweep.orchestration.planning import make_plan, read_request
 from tests.commands import SCRIPT
 from tests.hugging_face import STORIES, save_model
+from tests.servers import MlflowServer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -98,7 +99,8 @@ def commands_of(page: Path) -> Iterator[Command]:
             last = None
         if token.type == "code_block" or (token.type == "fence" and token.info == "sh"):
             texts = token.content.replace("\\\n", " ").splitlines()
-            commands = [Command(page, line, text, True, reason) for text in texts if text.strip()]
+            texts = [text for text in texts if shlex.split(text, comments=True)]
+            commands = [Command(page, line, text, True, reason) for text in texts]
             yield from commands[:-1]
             last = commands[-1]
         for child in token.children or ():
@@ -172,7 +174,7 @@ def call(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def fill(text: str, files: Path, folder: Path) -> list[str]:
+def fill(text: str, files: Path, folder: Path, server: str = "http://127.0.0.1") -> list[str]:
     """Return the words of a command with files of the tests in place of the reader's."""
     text = text.split(" [--")[0]  # optional arguments
     trial = next((files / "finished" / "trials").iterdir())
@@ -188,7 +190,7 @@ def fill(text: str, files: Path, folder: Path) -> list[str]:
         "hf:roneneldan/TinyStories": files / "notes",
         "--data hf:OWNER/NAME": f"--data {files / 'notes'}",
         "hf:OWNER/NAME": files / "pretrained",
-        "http://127.0.0.1:5000": f"sqlite:///{folder}/store.db",
+        "http://127.0.0.1:5000": server,
         "--from-mlflow URI --experiment NAME": f"--from-mlflow sqlite:///{files}/finished/mlflow.db"
         " --experiment tinystories",
         '"python train.py …"': shlex.quote(COMMAND),
@@ -293,13 +295,23 @@ def shrink(words: list[str], files: Path) -> list[str]:
     return [name, *rest, *(w for f in needed[name] if f not in rest for w in (f, small[f]))]
 
 
+@pytest.fixture
+def server(workspace, tmp_path):
+    """Start an MLflow server for the page that has one."""
+    server = MlflowServer(tmp_path)
+    if workspace.stem == "tracking":
+        server.start()
+    yield server.uri
+    server.die()
+
+
 @pytest.mark.slow
 @by_page
-def test_every_command_of_a_block_runs(workspace, files, tmp_path):
+def test_every_command_of_a_block_runs(workspace, files, server, tmp_path):
     for command in COMMANDS:
         if command.page != workspace or not (command.is_block and is_kept(command)):
             continue
-        words = fill(command.text, files, tmp_path)
+        words = fill(command.text, files, tmp_path, server)
         if words[0] == "sweep":
             done = call(tmp_path, shrink(words[1:], files))
         else:
