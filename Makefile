@@ -93,9 +93,11 @@ gpu-pack: install  ## .gpu/: files for benchmarks/gpu.sh on a machine without a 
 	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
 	git describe --always --abbrev=40 --dirty --exclude '*' > .gpu/commit
 
-docs: install  ## the generated pages of docs/
+docs: install  ## the generated pages of docs/, and their site in build/docs, which opens from disk
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_types.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+	@echo "The site: $(CURDIR)/build/docs/index.html"
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \

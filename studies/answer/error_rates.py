@@ -4,7 +4,7 @@
 
 Simulated losses take the place of trainings; they are tuned, reported and decided by the code of
 real sweeps. At each batch size the expected loss is quadratic in the log rate on both sides of its
-lowest point, and every training adds noise. It prints the tables of docs/statistics.md.
+lowest point, and every training adds noise. The tables are in docs/log/2026-11-error-rates.md.
 """
 
 import argparse

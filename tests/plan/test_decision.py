@@ -242,7 +242,7 @@ SIMULATED = {
 @pytest.mark.parametrize("name", SIMULATED)
 def test_wrong_answers_are_rare(name):
     """At most 5 % of sweeps, with a margin of 3 standard errors for 2,000 sweeps."""
-    assert SIMULATED[name] in [case for _, case in cases()]  # of docs/statistics.md
+    assert SIMULATED[name] in [case for _, case in cases()]  # of docs/log/2026-11-error-rates.md
     result = simulate(SIMULATED[name], 2000)
     most = ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 2000)
     assert result.not_covered <= most and result.wrong <= most
