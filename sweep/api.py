@@ -52,7 +52,10 @@ def run_sweep(
         raise SweepError(summary.problem)
     if summary.is_interrupted:
         raise KeyboardInterrupt
-    return load_sweep(ensure_report(summary.folder.path))
+    path = summary.folder.path
+    if not (path / "report.md").exists():
+        write_report(path)
+    return load_sweep(path)
 
 
 def run_planned(
@@ -68,10 +71,3 @@ def run_planned(
             on_change=progress.update,
             on_finished=lambda: write_report(folder.path),
         )
-
-
-def ensure_report(path: Path) -> Path:
-    """Write the report of a sweep if it has none; return the sweep's folder."""
-    if not (path / "report.md").exists():
-        write_report(path)
-    return path

@@ -248,6 +248,9 @@ by_page = pytest.mark.parametrize("workspace", WITH_SWEEP, indirect=True, ids=la
 
 @by_page
 def test_every_sweep_command_is_accepted(workspace, files, tmp_path):
+    newest = tmp_path / "results" / "newest" / "plan.json"  # the default of DIR
+    newest.parent.mkdir(parents=True, exist_ok=True)
+    newest.touch()
     for command in COMMANDS:
         if command.page != workspace or command.words[0] != "sweep":
             continue

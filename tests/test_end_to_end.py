@@ -1,5 +1,6 @@
 """The main job on text, as a newcomer runs it: plan, train, track, resume, report."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_python_reads_what_the_command_wrote_from_the_folder_and_from_mlflow(fin
     assert len(stored.trials) == 2 and stored.curves.groupby("id", observed=True).size().min() >= 16
 
 
-def test_python_plans_and_runs(tmp_path, capfd):
+def test_python_plans_and_runs(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("sweep"), "handlers", [])  # of the command line
     fields = {"batches": [4], "budget": 400, "out": tmp_path / "s", "device": "cpu"}
     plan = sweep.plan_sweep("quadratic", **fields)
     assert [row.steps for row in plan.trials] == [100]

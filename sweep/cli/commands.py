@@ -103,7 +103,6 @@ def run(
     grpo-words, grpo-chess) or a TOML file.
     """
     say_planning(experiment, quiet)
-    from sweep.api import ensure_report, run_planned
     from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
@@ -131,8 +130,13 @@ def run(
             _confirm(planned.command_rows(), folder, retried_causes)
         if not quiet:  # preparing the data may take long
             logging.getLogger("sweep").setLevel("INFO")
+        from sweep.api import run_planned  # slow
+
         summary = run_planned(planned, quiet, retried_causes)
-    ensure_report(folder.path)
+    elif not (folder.path / "report.md").exists():
+        from sweep.report.report import write_report
+
+        write_report(folder.path)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     print_results(document, folder, json)
     if summary.untracked:

@@ -108,7 +108,7 @@ def test_a_folder_refuses_changed_code_once_a_trial_has_a_result(call, script, t
     rows = json.loads((tmp_path / "sweep" / "plan.json").read_text())["trials"]
     assert len(rows) == 2  # those of the crashed code are gone
     script("# here", "# changed")
-    assert call(*run)[0] == 2 and "code.files.train.py would change" in call.stderr
+    assert call(*run)[0] == 2 and "train.py has changed" in call.stderr
 
 
 def test_the_packages_of_the_commands_own_python_are_part_of_its_identity(script):

@@ -31,8 +31,8 @@ def test_lora_is_planned_run_and_reported(call, command, tiny, tmp_path):
     assert 0 < model["trained_parameters"] < model["parameters"] / 10
     assert (plan["data"]["column"], plan["tokens_per_sequence"]) == ("story", 64)
     assert plan["settings"]["model"]["lora"] == 2
-    code, text = call("plan", *command, "--lora", "2")
-    for part in (f"{model['parameters']:,} parameters", f"{model['trained_parameters']:,} param",
+    code, text = call("plan", *command, "--lora", "2", "--verbose")
+    for part in (f"{model['parameters']:,} parameters", f"{model['trained_parameters']:,} trained",
                  "64 tokens per sequence", str(tiny), "the tokenizer is pretrained"):  # fmt: skip
         assert part in text
     assert call("run", *command, "--lora", "2", "--yes", "--quiet")[0] == 0
