@@ -13,7 +13,7 @@ TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-lowest test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs publish clean
+.PHONY: help demo test test-all test-lowest test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs scripts publish clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -98,6 +98,9 @@ docs: install  ## the generated pages of docs/, and their site in build/docs, wh
 	$(BIN)/python docs/generate_types.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	@echo "The site: $(CURDIR)/build/docs/index.html"
+
+scripts:  ## the bundle that draws the charts of report.html, from npm
+	cd sweep/report/scripts && npm install --silent --no-package-lock && npm run --silent bundle
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \

@@ -1,6 +1,7 @@
 """What is installed: the wheel, the shipped experiments, the pinned versions, the extras."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -49,6 +50,15 @@ def test_the_wheel_has_every_module_and_experiment_and_nothing_else(wheel: Path)
     files = [file for file in (ROOT / "experiments").rglob("*.*") if file.suffix != ".pyc"]
     shipped = {f"sweep/{file.relative_to(ROOT).as_posix()}" for file in files}
     assert {*modules, *shipped, "sweep/py.typed", f"{information}/METADATA"} <= set(wheel_files)
+    scripts = {f"sweep/report/scripts/{name}" for name in ("charts.min.js", "LICENSES.txt")}
+    assert {*scripts, "sweep/config/overrides.pyi"} <= set(wheel_files)
+
+
+def test_the_description_of_the_package_has_no_link_into_the_repository(wheel: Path) -> None:
+    (name,) = [n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("/METADATA")]
+    description = zipfile.ZipFile(wheel).read(name).decode().partition("\n\n")[2]
+    assert "Why not a loop" in description and len(description) > 3000
+    assert not re.search(r"\]\((?!https?:)", description)
 
 
 def test_the_wheel_alone_loads_the_code_of_shipped_experiments(wheel: Path, tmp_path: Path) -> None:
