@@ -21,9 +21,9 @@ from sweep.trial.folder import State, SweepFolder
 LEFT = ("id", "optimizer", "state", "trials")  # columns of texts; the others are numbers
 
 
-def build_table(*names: str) -> Table:
+def build_table(*names: str, gap: int = 2) -> Table:
     columns = (Column(name, justify="left" if name in LEFT else "right") for name in names)
-    return Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    return Table(*columns, box=None, padding=(0, gap, 0, 0), header_style="bold")
 
 
 def print_plan(
@@ -159,7 +159,7 @@ def status_table(document: dict[str, Any]) -> Table:
     own = () if metric == LOSS else (metric.title.removeprefix("final "),)
     columns = ("batch size", "seed", "lr", "state", unit, "loss", *own, f"{unit}/s", "left")
     optimizers = ["optimizer"] if any(row["optimizer"] for row in document["trials"]) else []
-    table = build_table("id", *optimizers, *columns)
+    table = build_table("id", *optimizers, *columns, gap=1)
     for row in document["trials"]:
         values = (row["loss"], row["value"])[: 1 + len(own)]
         speed, eta = row["tokens_per_second"], row["eta_seconds"]
