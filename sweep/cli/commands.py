@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.options import SettingsCommand, echo, print_document
+from sweep.cli.options import SettingsCommand, echo, print_document, say
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir, refuse_links, remove
@@ -220,7 +220,7 @@ def plan(
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
-        echo(f"Written to {folder.plan_path}.", err=json)
+        say(f"Written to {folder.plan_path}.", json)
 
 
 @click.command(cls=SettingsCommand)
@@ -586,10 +586,8 @@ def doctor(json: bool) -> None:
         "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
         "problems": problems,
     }
-    if json:
-        print_document(document)
-    else:
-        print_doctor(document)
+    show = print_document if json else print_doctor
+    show(document)
 
 
 def _devices(problems: list[str]) -> list[dict[str, Any]]:

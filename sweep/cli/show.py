@@ -56,7 +56,8 @@ def print_plan(
     has_warmup = is_verbose and settings.passes("warmup_steps")
     columns = ["batch size", "lr", "trials", "steps", *["warmup"] * has_warmup]
     columns += ["microbatch", "memory", "time"]
-    table = build_table(*["optimizer"] * bool(settings.optimizers), *columns)
+    gap = 1 if settings.optimizers or is_verbose else 2
+    table = build_table(*["optimizer"] * bool(settings.optimizers), *columns, gap=gap)
     groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.cell), []).append(row)

@@ -1,0 +1,206 @@
+"""What people see: screens of 80 columns, default folders, progress, logs."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from sweep.trial.folder import SweepFolder
+from tests.analysis.fake_sweeps import write_fake_sweep
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\[\?25[lh]")
+COMMAND = ("--budget", "4096", "--batches", "4,8", "--device", "cpu")
+
+
+class Terminal:
+    """A program in a pseudo-terminal of 80 columns."""
+
+    def __init__(self, *words, columns=80):
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environment = {n: v for n, v in os.environ.items() if n not in ("COLUMNS", "NO_COLOR")}
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sweep", *map(str, words)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env=environment | {"TERM": "xterm"},
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def read(self, until=""):
+        """Read until the output has a text, by default to its end; return all without colors."""
+        while not until or until not in self.text:
+            try:
+                part = os.read(self._ours, 4096)
+            except OSError:  # the program has ended
+                break
+            self.text += ESCAPES.sub("", part.decode(errors="replace"))
+        return self.text
+
+    def lines(self):
+        return [line.rstrip() for line in re.split(r"[\r\n]+", self.read())]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("quick", "--lr", "tuned", "--optimizers", "adamw,muon"),
+        (
+            "tinystories",
+            "--data",
+            "synthetic",
+            "--budget",
+            "327M",
+            "--batches",
+            "1,8,32,64,128,256",
+        ),
+        ("quick", "--batches", "4,6,10", "--lr", "tuned", "--seeds", "auto", "--verbose"),
+    ],
+)
+def test_a_plan_fits_80_columns_with_uncut_headers_and_copyable_commands(tmp_path, words):
+    terminal = Terminal("plan", *words, "--device", "cpu", "--out", tmp_path / "s")
+    lines = terminal.lines()
+    assert terminal.process.wait() == 0
+    commands = [line for line in lines if line.startswith("  sweep run")]
+    assert max(len(line) for line in lines if line not in commands) <= 80, lines
+    (header,) = [line for line in lines if line.strip().startswith(("batch size  ", "optimizer "))]
+    assert header.split()[-3:] == ["microbatch", "memory", "time"] and "…" not in header
+    rows = [line for line in lines if re.search(r"\d +\d[\d,]* +\d", line)]
+    assert len(rows) >= 3 and not any("…" in line.replace("…0.", "") for line in rows)
+
+
+def test_the_first_line_comes_before_slow_imports(tmp_path):
+    terminal = Terminal("run", "quick", *COMMAND, "--dry-run", "--out", tmp_path / "s")
+    text = terminal.read("…")
+    modules = "import sys; import sweep.cli.commands; print('torch' in sys.modules)"
+    assert text.startswith("Planning quick …") and terminal.process.poll() is None
+    assert subprocess.check_output([sys.executable, "-c", modules], text=True) == "False\n"
+    terminal.read()
+    assert terminal.process.wait() == 0
+
+
+def test_a_terminal_has_a_bar_and_a_line_for_each_trial_that_ended(tmp_path):
+    terminal = Terminal(
+        "run",
+        "quadratic",
+        "--budget",
+        "40000",
+        "--batches",
+        "4,8",
+        "--lr",
+        "0.05",
+        "--device",
+        "cpu",
+        "--yes",
+        "--out",
+        tmp_path / "s",
+    )
+    text = terminal.read()
+    assert terminal.process.wait() == 0
+    ended = re.findall(r"(\d) of 2  batch size (\d) +lr 0.05 +seed 0 +\w", text)
+    assert sorted(ended) == [("1", "4"), ("2", "8")] or sorted(ended) == [("1", "8"), ("2", "4")]
+    assert (
+        "━" in text and "100%" in text and "elapsed" in text and "best so far: batch size" in text
+    )
+    assert text.rstrip().splitlines()[-1].startswith(("Next, at least", "  ", "tuned", "auto"))
+
+
+def test_ctrl_c_is_answered_at_once_and_the_same_command_resumes(tmp_path):
+    words = (
+        "run",
+        "quick",
+        "--budget",
+        "200k",
+        "--batches",
+        "4",
+        "--device",
+        "cpu",
+        "--yes",
+        "--out",
+        tmp_path / "s",
+    )
+    terminal = Terminal(*words)
+    terminal.read("batch size 4     lr")
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    text = terminal.read()
+    assert terminal.process.wait() == 130
+    assert "Saving. Press Ctrl-C again to abort." in text and "The same command resumes" in text
+    assert SweepFolder(tmp_path / "s").trials()[0].read_status().state == "WAITING"
+
+
+@pytest.fixture
+def newest(call, tmp_path):
+    """Two sweeps in results/; the second one is newer."""
+    for name in ("old", "new"):
+        write_fake_sweep(tmp_path / "results" / name, seeds=2, points=5)
+    old = tmp_path / "results" / "old" / "plan.json"
+    os.utime(old, (1, 1))
+    return tmp_path / "results" / "new"
+
+
+def test_the_newest_sweep_is_the_default_of_every_command(call, newest, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert json.loads(call("status", "--json")[1])["sweep"] == "new"
+    assert "Sweep folder: results/new" in call.stderr
+    assert call("open")[0] == 2 and "has no report yet" in call.stderr
+    code, text = call("report")
+    assert (
+        code == 0
+        and (newest / "report.html").exists()
+        and not (tmp_path / "results/old/report.md").exists()
+    )
+    assert call("open")[0] == 0 and opened == [(newest / "report.html").as_uri()]
+    trial = SweepFolder(newest).trials()[0]
+    trial.log_path.write_text("a line of the log\n")
+    code, text = call("log", trial.id[:6])
+    evaluations = [line for line in trial.read_metrics() if "valid/loss" in line]
+    rows = [line.split() for line in text.splitlines()[1:-1]]
+    assert code == 0 and text.endswith("a line of the log\n") and len(rows) == len(evaluations)
+    assert [float(row[-1]) for row in rows] == pytest.approx(
+        [e["valid/loss"] for e in evaluations], rel=1e-4
+    )
+    assert call("log", newest, trial.id)[1] == text
+    code, text = call("status", "--watch")
+    assert code == 0 and "100%, 10 of 10 trials" in call.stderr and "COMPLETE" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("run", "quik"), "Did you mean 'quick'?"),
+        (("plan", "quick", "--model", "smal"), "Did you mean 'small'?"),
+        (
+            ("run", "--command", "true {batch_sise} {steps} {learning_rate} {seed} {log}"),
+            "Did you mean 'batch_size'?",
+        ),
+        (("rum",), "Did you mean 'run'?"),
+    ],
+)
+def test_a_similar_name_is_proposed(refuse, words, hint):
+    assert hint in refuse(*words)
+
+
+def test_completion_is_that_of_click():
+    environment = {
+        **os.environ,
+        "_SWEEP_COMPLETE": "bash_complete",
+        "COMP_WORDS": "sweep sta",
+        "COMP_CWORD": "1",
+    }
+    script = [sys.executable, "-c", "from sweep.cli import main; main()"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["plain,status"]
