@@ -131,11 +131,8 @@ class Sweep(SweepTables):
         return f"<sweep {self.name}: {len(self.trials)} trials>"
 
     def _repr_html_(self) -> str:
-        first, *others = map(html.escape, self.sentences())
-        lines = "".join(f"<li>{line}</li>" for line in others)
-        answer = self.answer()
-        table = answer._repr_html_() if answer else ""
-        return f"<p><b>{first}</b></p><ul>{lines}</ul>{table}"
+        lines, answer = map(html.escape, self.sentences()), self.answer()
+        return "<br>".join([*lines, answer._repr_html_() if answer else ""])
 
     def _with_next_step(self, result: PolicyResult) -> PolicyResult:
         if self.plan.settings.command is not None:

@@ -39,12 +39,9 @@ class Messages(logging.Handler):
     """Print what the package logs, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.levelno == logging.INFO:  # what is being done
-            text = f"{text} …"
-        elif sys.stderr.isatty():  # below a bar, or what the terminal writes for Ctrl-C
-            text = f"\n{text}"
-        echo(text, err=True)
+        is_work = record.levelno == logging.INFO  # else a warning, perhaps below a bar or ^C
+        start = "\n" if sys.stderr.isatty() and not is_work else ""
+        echo(f"{start}{record.getMessage()}{' …' * is_work}", err=True)
 
 
 def main() -> None:

@@ -45,12 +45,16 @@ def estimate(planned: Planned) -> Planned:
     )
     disk = disk_bytes(plan, len(attempt_slots(plan.execution.device, plan.execution.devices)))
     changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows, "disk_bytes": disk}
-    tokenizer = tokenizer_of(plan.settings)
-    if plan.data and tokenizer and (text := find_prepared(plan.data, tokenizer)):
-        sequence = plan.tokens_per_sequence
-        windows = max(1, (len(text.train) - 1) // sequence)
-        changes["epochs"] = max(row.tokens for row in plan.trials) / (windows * sequence)
+    if tokens := _windows(plan, "train") * plan.tokens_per_sequence:
+        changes["epochs"] = max(row.tokens for row in plan.trials) / tokens
     return replace(planned, plan=planned.plan.model_copy(update=changes))
+
+
+def _windows(plan: Plan, split: str) -> int:
+    """Return the sequences of a split; 0 if it is not tokenized yet."""
+    tokenizer = tokenizer_of(plan.settings)
+    text = find_prepared(plan.data, tokenizer) if plan.data and tokenizer else None
+    return (len(getattr(text, split)) - 1) // plan.tokens_per_sequence if text else 0
 
 
 def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
@@ -80,8 +84,11 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None
             return [None] * len(plan.trials), None
         factor, evaluation = UNCERTAIN, plan.settings.evaluation
         per_sequence /= plan.execution.devices
-        # Evaluations take place outside of training. A forward pass is a third of a step.
-        outside = (evaluation.sequences or 0) * (evaluation.points + 4) * per_sequence / 3
+        # Evaluations take place outside of training, the last one on the whole validation split. A
+        # forward pass is a third of a step.
+        final = 0 if plan.settings.traits.samples else _windows(plan, "valid")
+        sequences = (evaluation.sequences or 0) * (evaluation.points + 4) + final
+        outside = sequences * per_sequence / 3
     sizes = [(row.steps, row.batch_size) for row in plan.trials]
     return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor
 
