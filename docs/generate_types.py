@@ -26,7 +26,7 @@ def module() -> str:
     fields = {name: field.annotation for name, field in Experiment.model_fields.items()}
     tables = (Experiment, Execution, Services)
     fields |= {s.name: s.field.annotation for table in tables for s in settings_of(table)}
-    fields.pop("name")  # of the file
+    fields.pop("name")  # that of the file
     fields |= {"lr": str | float, "model": str | dict}
     lines = [f"    {name}: {write_type(kind)}" for name, kind in sorted(fields.items())]
     return HEAD + "\n".join(lines) + "\n"

@@ -52,10 +52,7 @@ def run_sweep(
         raise SweepError(summary.problem)
     if summary.is_interrupted:
         raise KeyboardInterrupt
-    path = summary.folder.path
-    if not (path / "report.md").exists():
-        write_report(path)
-    return load_sweep(path)
+    return load_sweep(summary.folder.path)
 
 
 def run_planned(

@@ -123,7 +123,7 @@ class Ranking:
     best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates
     gaps: list[OptimizerGap]
     candidates: list[tuple[str, int]]  # optimizers and batch sizes that may be the best of all
-    answers: list[Answer]  # of the other optimizers
+    answers: list[Answer]  # answers for the other optimizers
 
     @classmethod
     def of(

@@ -3,8 +3,6 @@
 import contextlib
 import logging
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +20,7 @@ import click
 from sweep.cli.options import SettingsCommand, echo, print_document, say
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, refuse_links, remove
+from sweep.trial.files import refuse_links, remove
 from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
 if TYPE_CHECKING:
@@ -133,10 +131,6 @@ def run(
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, quiet, retried_causes)
-    elif not (folder.path / "report.md").exists():
-        from sweep.report.report import write_report
-
-        write_report(folder.path)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     print_results(document, folder, json)
     if summary.untracked:
@@ -149,7 +143,7 @@ def run(
 
 
 def say_planning(experiment: str | None, quiet: bool = False) -> None:
-    """Say on a terminal what is being done, before slow imports."""
+    """Print on a terminal that planning begins, before slow imports."""
     logging.getLogger("sweep").setLevel("WARNING" if quiet or not sys.stderr.isatty() else "INFO")
     LOG.info("Planning %s", experiment or "the sweep")
 
@@ -339,21 +333,27 @@ def open_report(folder: "SweepFolder") -> None:
     page = folder.path.absolute() / "report.html"
     if not page.exists():
         raise SweepError(f"{folder.path} has no report yet. Write it with `sweep report`.")
-    echo(page.as_uri())
-    webbrowser.open(page.as_uri())
+    _open_page(page.as_uri())
+
+
+def _open_page(address: str) -> None:
+    """Print the address of a page, and open it on a desktop."""
+    echo(address)
+    if sys.platform == "darwin" or DESKTOP & os.environ.keys():
+        webbrowser.open(address)
 
 
 @click.command()
 @click.argument("words", metavar="[DIR] ID", nargs=-1, required=True)
 def log(words: tuple[str, ...]) -> None:
     """Print a trial's losses and times, then its log. The start of its id is enough."""
+    from sweep.cli.show import print_metrics
+
     *folders, trial = words
     if len(folders) > 1:
         raise SweepError(f"log must have DIR and ID, got {len(words)} words.")
     folder = sweep_folder(folders[0] if folders else newest_sweep())
     trial_id = _match(trial, [planned.id for planned in folder.trials()], "a trial id")
-    from sweep.cli.show import print_metrics
-
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
@@ -510,10 +510,9 @@ def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
             while server.poll() is None and not store.server_version(address):
                 time.sleep(0.2)
             if server.poll() is None:
-                echo(page := store.page_address(address, uri, plan))
+                show = echo if no_open else _open_page
+                show(store.page_address(address, uri, plan))
                 echo("Ctrl-C ends the server.", err=True)
-                if not no_open and (sys.platform == "darwin" or DESKTOP & os.environ.keys()):
-                    webbrowser.open(page)
             code = server.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -551,67 +550,10 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
 @json_option
 def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
-    import importlib.metadata  # slow
-    import platform
+    from sweep.cli.doctor import examine_machine, print_machine
 
-    from sweep.cli.show import print_doctor
-
-    lines = ["batch-size-sweep", "torch"]
-    required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        lines += importlib.metadata.requires("batch-size-sweep") or ()
-    for line in lines:
-        name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
-        versions = required.setdefault(extra[1] if extra else "", {})
-        versions[name] = None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    packages = required.pop("")
-    problems = [
-        f"{name} is not installed: run `make install` in the project's folder"
-        for name, version in packages.items()
-        if version is None
-    ]
-    devices = _devices(problems) if packages["torch"] else []
-    cache = cache_dir()
-    parent = next(path for path in (cache, *cache.parents) if path.exists())
-    if not os.access(parent, os.W_OK):
-        problems.append(f"the cache {cache} is not writable: set SWEEP_CACHE to another folder")
-    document = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": packages,
-        "extras": {extra: all(versions.values()) for extra, versions in required.items()},
-        "devices": devices,
-        "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
-        "problems": problems,
-    }
-    show = print_document if json else print_doctor
-    show(document)
-
-
-def _devices(problems: list[str]) -> list[dict[str, Any]]:
-    """List the devices of this machine; add to its problems."""
-    import torch
-
-    from sweep.training.device import available_cores, device_name, has_compiler
-
-    name, load = device_name(torch.device("cpu")), os.getloadavg()[0]
-    devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
-    if load >= 1:
-        problems.append(f"other processes used {load:.1f} cores in the last minute")
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
-        devices.append({**gpu, "memory_bytes": total, "free_bytes": free})
-    if torch.backends.mps.is_available():
-        devices.append({"device": "mps", "name": "Apple GPU"})
-    elif len(devices) == 1:
-        problems.append("no CUDA device is visible: trials run on the CPU")
-    for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
-        if not has_compiler(kind):
-            problems.append(f"no compiler for {kind}: steps run eagerly; install a C++ compiler")
-    return devices
+    show = print_document if json else print_machine
+    show(examine_machine())
 
 
 COMMANDS = (

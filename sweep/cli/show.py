@@ -222,24 +222,6 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
         echo(f"Next{cost}: {answer.settle}")
 
 
-def print_doctor(document: dict[str, Any]) -> None:
-    """Print what works on this machine (✓), and what does not, with its remedy (✗)."""
-    versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
-    cache = document["cache"]
-    works = [f"Python {document['python']} on {document['platform']}", versions]
-    for device in document["devices"]:
-        cores = f"{device['cores']} cores" if "cores" in device else None
-        memory = format_bytes(device["memory_bytes"]) if "memory_bytes" in device else None
-        facts = f"{device['device']}: {device['name']}", cores, memory
-        works.append(", ".join(filter(None, facts)))
-    works.append(f"cache {cache['path']}, {format_bytes(cache['free_bytes'])} free")
-    works += [f"extra {name}" for name, has_extra in document["extras"].items() if has_extra]
-    missing = [name for name, has_extra in document["extras"].items() if not has_extra]
-    remedies = [f"no extra {n}: pip install 'batch-size-sweep[{n}]'" for n in missing]
-    say("\n".join(f"✓ {line}" for line in works))
-    say("\n".join(f"✗ {line}" for line in [*document["problems"], *remedies]))
-
-
 def print_metrics(lines: Sequence[dict[str, Any]]) -> None:
     """Print the evaluations of a trial: tokens, seconds since its first line, and losses."""
     names = ["train/loss", *dict.fromkeys(n for line in lines for n in line if n[:6] == "valid/")]

@@ -10,12 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config.models import (
-    MODEL_PRESETS,
-    ModelSettings,
-    Positive,
-    model_preset,
-)
+from sweep.config.models import MODEL_PRESETS, ModelSettings, Positive, model_preset
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.objects import (
@@ -43,7 +38,7 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
-MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]  # of an evaluation
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Command = Annotated[str, AfterValidator(check_command)]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]

@@ -74,18 +74,16 @@ class Progress(AbstractContextManager["Progress"]):
         new = [row for row in ended if row["id"] not in self._ended]
         self._ended |= {row["id"] for row in new}
         if self._console.is_terminal:
-            width = len(str(len(rows)))
             for number, row in enumerate(new, len(ended) - len(new) + 1):
-                line = f"{number:>{width}} of {len(rows)}  {describe_trial(row, title)}"
+                line = f"{number:>4} of {len(rows)}  {describe_trial(row, title)}"
                 self._console.print(line, markup=False)
             bar, share = Table.grid(padding=(0, 1)), document["progress"]
             text = f"{counts}, {format_seconds(now - self._started)} elapsed"
             bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", text)
-            running = [row for row in rows if row["state"] == State.RUNNING]
+            running = (row for row in rows if row["state"] == State.RUNNING)
+            texts += [describe_trial(row, title) for row in running]
             self._live.start()
-            self._live.update(
-                Group(bar, *texts, *(describe_trial(row, title) for row in running)), refresh=True
-            )
+            self._live.update(Group(bar, *texts), refresh=True)
         elif now >= self._next_line:
             self._next_line = now + LINE_SECONDS
             line = "; ".join([f"{document['progress']:.0%}, {counts}", *texts])

@@ -133,8 +133,7 @@ def plot_loss(sweep: Sweep) -> Chart | None:
     if settings.target is not None or spans.empty:
         return None
     objective, trials = settings.traits.objective, _report_trials(sweep.compared)
-    name = objective.title
-    unit = f" {objective.unit}".rstrip()
+    name, unit = objective.title, f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
     title = f"Between batch sizes, the {name} differs by up to {join(parts[:4])}"
     y_title = f"{name} [{objective.label}]" if objective.label else name

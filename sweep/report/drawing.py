@@ -18,7 +18,7 @@ MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "X", "stroke":
 MARKERS |= {"triangle-up": "^", "triangle-down": "v"}
 GREY = "#666666"
 GROUPING = ("color", "shape", "strokeDash", "detail")  # channels that split rows into series
-COLUMNS = 3  # of panels
+COLUMNS = 3  # most panels in a row
 
 
 def draw(panels: Sequence[Spec], title: str) -> Figure:

@@ -218,11 +218,7 @@ def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
 
 
 MARKDOWN = Environment(
-    loader=LOADER,
-    undefined=StrictUndefined,
-    finalize=escape,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=LOADER, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True
 )
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "loss": _with_spread(lambda x: format(x, ".4f" if 1e-3 <= abs(x) < 1e3 else ".5g")),

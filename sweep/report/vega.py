@@ -18,11 +18,11 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 SIZE = "batch size"  # a row that has this field is drawn while the reader selects its batch size
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
-HEIGHT = 260  # of a panel, in pixels
+HEIGHT = 260  # height of a panel in pixels
 TOP: Spec = {"value": 5}  # positions at an edge, whatever the scale
 BOTTOM: Spec = {"value": HEIGHT - 5}
-COUNT = "~s"  # format of ticks
-DIGITS = 6  # of the numbers in a specification
+COUNT = "~s"  # format of large tick labels: 12k
+DIGITS = 6  # significant digits of numbers in a specification
 
 
 def channel(

@@ -38,7 +38,7 @@ SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
 VIEW, KIND = "mlflow.sharedViewState.", "mlflow.experimentKind"
-FIRST_VERSION = (3, 15)  # of MLflow that reads saved views with a name
+FIRST_VERSION = (3, 15)  # first MLflow that reads saved views with a name
 ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds

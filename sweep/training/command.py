@@ -29,7 +29,7 @@ from sweep.trial.folder import TrialFolder
 POLL_SECONDS = 0.02
 SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
-END_BYTES = 1 << 14  # of the output, searched for the reason of a failure
+END_BYTES = 1 << 14  # size of the end of the output, which may name the reason of a failure
 MOST_POINTS = 1000  # lines without a validation value that are kept
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training

@@ -126,7 +126,7 @@ class TrialFolder:
         self.log_path = path / "log.txt"
         self.reported_path = path / "reported.jsonl"  # {log} of a command
         self.work_path = path / "work"  # {folder} of a command
-        self.resume_path = path / "resume"  # of a command that can resume, a file or a folder
+        self.resume_path = path / "resume"  # a command's own checkpoint: file or folder
 
     def read_config(self) -> TrialConfig:
         if (data := self.read_sealed(self.config_path)) is None:

@@ -154,6 +154,7 @@ def newest(call, tmp_path):
 def test_the_newest_sweep_is_the_default_of_every_command(call, newest, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
     assert json.loads(call("status", "--json")[1])["sweep"] == "new"
     assert "Sweep folder: results/new" in call.stderr
     assert call("open")[0] == 2 and "has no report yet" in call.stderr

@@ -1,0 +1,89 @@
+"""Check this machine: installed packages, devices and the cache."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from typing import Any
+
+from sweep.cli.options import say
+from sweep.config.numbers import format_bytes
+from sweep.trial.files import cache_dir
+
+
+def examine_machine() -> dict[str, Any]:
+    """Return the document that `sweep doctor --json` prints."""
+    lines = ["batch-size-sweep", "torch"]
+    required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines += importlib.metadata.requires("batch-size-sweep") or ()
+    for line in lines:
+        name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
+        versions = required.setdefault(extra[1] if extra else "", {})
+        versions[name] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    packages = required.pop("")
+    problems = [
+        f"{name} is not installed: run `make install` in the project's folder"
+        for name, version in packages.items()
+        if version is None
+    ]
+    devices = _devices(problems) if packages["torch"] else []
+    cache = cache_dir()
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    if not os.access(parent, os.W_OK):
+        problems.append(f"the cache {cache} is not writable: set SWEEP_CACHE to another folder")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "extras": {extra: all(versions.values()) for extra, versions in required.items()},
+        "devices": devices,
+        "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
+        "problems": problems,
+    }
+
+
+def _devices(problems: list[str]) -> list[dict[str, Any]]:
+    """List the devices of this machine; add to its problems."""
+    import torch
+
+    from sweep.training.device import available_cores, device_name, has_compiler
+
+    name, load = device_name(torch.device("cpu")), os.getloadavg()[0]
+    devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
+    if load >= 1:
+        problems.append(f"other processes used {load:.1f} cores in the last minute")
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
+        devices.append({**gpu, "memory_bytes": total, "free_bytes": free})
+    if torch.backends.mps.is_available():
+        devices.append({"device": "mps", "name": "Apple GPU"})
+    elif len(devices) == 1:
+        problems.append("no CUDA device is visible: trials run on the CPU")
+    for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+        if not has_compiler(kind):
+            problems.append(f"no compiler for {kind}: steps run eagerly; install a C++ compiler")
+    return devices
+
+
+def print_machine(document: dict[str, Any]) -> None:
+    """Print what works on this machine (✓), and what does not, with its remedy (✗)."""
+    versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
+    cache = document["cache"]
+    works = [f"Python {document['python']} on {document['platform']}", versions]
+    for device in document["devices"]:
+        cores = f"{device['cores']} cores" if "cores" in device else None
+        memory = format_bytes(device["memory_bytes"]) if "memory_bytes" in device else None
+        facts = f"{device['device']}: {device['name']}", cores, memory
+        works.append(", ".join(filter(None, facts)))
+    works.append(f"cache {cache['path']}, {format_bytes(cache['free_bytes'])} free")
+    works += [f"extra {name}" for name, has_extra in document["extras"].items() if has_extra]
+    missing = [name for name, has_extra in document["extras"].items() if not has_extra]
+    remedies = [f"no extra {n}: pip install 'batch-size-sweep[{n}]'" for n in missing]
+    say("\n".join(f"✓ {line}" for line in works))
+    say("\n".join(f"✗ {line}" for line in [*document["problems"], *remedies]))
