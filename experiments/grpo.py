@@ -9,7 +9,7 @@ belongs to prompt i // group_size. Shapes: B completions of N tokens, prompts of
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,7 +128,7 @@ class Grpo(LanguageWorkload):
         log_probs, entropies = self.log_probs(model, ids)
         old = sampled if self.updates_per_step > 1 else None
         losses, metrics = surrogate(log_probs, old, reference, gain, self.settings)
-        self.meter.add_means({**metrics, "grpo/entropy": entropies}, mask)
+        add_means(self.meter, {**metrics, "grpo/entropy": entropies}, mask)
         if self.settings.loss == "grpo":  # the mean over the tokens of each completion
             mask = mask / mask.sum(dim=1, keepdim=True)
         return (losses * mask).sum()
@@ -272,6 +272,14 @@ def completion_mask(completions: Tensor, end: int) -> Tensor:
     """Return 1 up to and including the first end id, then 0, (B, N) in float32."""
     is_end = (completions == end).to(torch.int64)
     return (is_end.cumsum(dim=1) - is_end == 0).float()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.no_grad()
+def add_means(meter: Meter, values: Mapping[str, Tensor], mask: Tensor) -> None:
+    """Add values (B, N) by name where the mask (B, N) is 1."""
+    for name, value in values.items():
+        meter.add(name, (value.detach() * mask).sum(), mask.sum())
 
 
 def surrogate(

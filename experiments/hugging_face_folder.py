@@ -6,7 +6,7 @@ from typing import Any
 
 from sweep.config import sha256_of_file
 from sweep.config.experiment import SIZES
-from sweep.config.hub import PREFIX, model_folder, pin
+from sweep.config.hub import PREFIX, model_folder
 from sweep.config.models import is_model_source
 from sweep.config.numbers import parse_count
 from sweep.errors import SweepError
@@ -17,6 +17,12 @@ NOT_SIZES = {
     *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
     *("use_cache", "_name_or_path", "auto_map"),
 }
+
+
+def pin(source: str) -> str:
+    """Return a model's name with the commit of its revision; a folder's name as it is."""
+    is_folder = not source.startswith(PREFIX)
+    return source if is_folder else f"{source.partition('@')[0]}@{model_folder(source).name}"
 
 
 def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:

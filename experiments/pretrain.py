@@ -16,9 +16,7 @@ from sweep.data.sources import needs_datasets
 from sweep.data.tokens import (
     TextTokenizer,
     TokenizedText,
-    document_of_targets,
     find_prepared,
-    gather,
     prepare_data,
     pretrained_path,
 )
@@ -32,6 +30,22 @@ from sweep.workloads.workload import Batch, FinalEvaluation, Workload
 from .cross_entropy import linear_cross_entropies, linear_cross_entropy
 
 FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
+
+
+def gather(
+    tokens: NDArray[np.integer], indices: NDArray[np.int64], context: int
+) -> NDArray[np.int64]:
+    """Return the tokens of windows, (n, T + 1): inputs are [:, :-1], targets [:, 1:].
+
+    Window i is tokens[iT … iT+T], with T = `context`.
+    """
+    positions = indices[:, None] * context + np.arange(context + 1)
+    return np.asarray(tokens[positions], dtype=np.int64)
+
+
+def document_of_targets(tokens: NDArray[np.integer], end: int) -> NDArray[np.int64]:
+    """Return the document of each target, (N − 1,), by number; a separator ends its own."""
+    return np.cumsum(tokens[:-1] == end, dtype=np.int64)
 
 
 class LanguageWorkload(Workload):

@@ -8,7 +8,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.planning import Planned, make_plan, read_request
 from sweep.orchestration.progress import Progress
-from sweep.orchestration.runner import Summary, check_request, finished_summary, run_plan
+from sweep.orchestration.runner import Summary, check_request, finished_summary, prepare, run_plan
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.folder import Cause
@@ -47,7 +47,9 @@ def run_sweep(
     """
     planned = make_plan(read_request(experiment, {**settings}, out))
     check_request(planned)
-    summary = finished_summary(planned) or run_planned(estimate(planned), not show_progress)
+    if (summary := finished_summary(planned)) is None:
+        prepare(planned)
+        summary = run_planned(estimate(planned), not show_progress)
     if summary.problem:
         raise SweepError(summary.problem)
     if summary.is_interrupted:
@@ -61,7 +63,8 @@ def run_planned(
     """Run the trials of a plan with a display of progress, and write the report."""
     folder = planned.request.folder
     is_open = planned.is_tuned or planned.adds_seeds
-    with Progress(folder, None if is_open else planned.requested, is_quiet) as progress:
+    ids, least = (None, len(planned.plan.trials)) if is_open else (planned.requested, 0)
+    with Progress(folder, ids, is_quiet, least) as progress:
         return run_plan(
             planned,
             retried_causes=retried_causes,

@@ -104,7 +104,7 @@ def run(
     from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
-    from sweep.orchestration.runner import check_request, finished_summary
+    from sweep.orchestration.runner import check_request, finished_summary, prepare
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
@@ -121,13 +121,14 @@ def run(
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     summary = finished_summary(planned, retried_causes)
     if summary is None:
+        if not quiet:  # preparing the data may take long
+            logging.getLogger("sweep").setLevel("INFO")
+        prepare(planned)
         planned = estimate(planned)
         if not quiet:
             print_plan(planned.command_rows(), to_stderr=True, is_verbose=verbose)
         if not yes:
             _confirm(planned.command_rows(), folder, retried_causes)
-        if not quiet:  # preparing the data may take long
-            logging.getLogger("sweep").setLevel("INFO")
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, quiet, retried_causes)

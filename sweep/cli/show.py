@@ -86,15 +86,15 @@ def print_plan(
     echo("", err=to_stderr)
 
 
-def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> str:
+def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
     seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
     if len(seconds) < len(rows):
         return "unknown"
     total = sum(seconds)
-    if factor is None:
-        return format_seconds(total)
     ends = f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
-    return f"{format_seconds(total)} ({ends})"
+    if reason:
+        return f"{ends}, because {reason}"
+    return format_seconds(total) if factor == 1 else f"{format_seconds(total)} ({ends})"
 
 
 def _most_time(plan: Plan) -> str:
@@ -115,7 +115,7 @@ def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> dict[str, Any]:
         f"they differ between batch sizes, because equal counts would lose over 1 % of the "
         f"budget. No claim can be made; with --budget {common_budget(*numbers)} it can."
     )
-    total = _total_time(plan.trials, plan.forecast_factor)
+    total = _total_time(plan.trials, plan.forecast_factor or 1.0, plan.forecast_reason or "")
     if settings.seeds == "auto":
         counts = most_trials(plan)
         total = f"at least {total}; at most {sum(counts.values())} trials, {_most_time(plan)}"
@@ -126,7 +126,9 @@ def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> dict[str, Any]:
         "Target": settings.target
         and f"a trial ends when its validation loss stays below {settings.target:g}",
         "Initial weights": settings.init,
-        "Epochs of the data": plan.epochs and f"{plan.epochs:.3g}",
+        "Epochs of the data": f"{plan.epochs:.3g}"
+        if plan.epochs
+        else plan.data and "unknown, and the last evaluation not counted, until it is tokenized",
         "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
         "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
         "Total": f"{len(plan.trials)} trials, estimated time {total}",

@@ -44,12 +44,6 @@ def weights_folder(source: str) -> Path:
     return folder
 
 
-def pin(source: str) -> str:
-    """Return a model's name with the commit of its revision; a folder's name as it is."""
-    is_folder = not source.startswith(PREFIX)
-    return source if is_folder else f"{source.partition('@')[0]}@{model_folder(source).name}"
-
-
 @contextmanager
 def hugging_face(library: str, subject: str, remedy: str) -> Iterator[Any]:
     """Import a library with telemetry off, and turn its errors into one sentence."""

@@ -295,17 +295,3 @@ class SequenceStream:
             first = epoch * self.size
             parts.append(permutation[max(start - first, 0) : start + count - first])
         return np.concatenate(parts)
-
-
-def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
-    """Return the tokens of windows, (n, T + 1): inputs are [:, :-1], targets [:, 1:].
-
-    Window i is tokens[iT … iT+T], with T = `context`.
-    """
-    positions = indices[:, None] * context + np.arange(context + 1)
-    return np.asarray(tokens[positions], dtype=np.int64)
-
-
-def document_of_targets(tokens: NDArray[np.integer], end: int) -> Ints:
-    """Return the document of each target, (N − 1,), by number; a separator ends its own."""
-    return np.cumsum(tokens[:-1] == end, dtype=np.int64)

@@ -25,7 +25,9 @@ from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
 LOG = logging.getLogger(__name__)
-UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
+UNCERTAIN = 1.5  # factor of uncertainty of a measurement on an idle machine, docs/planning.md
+BUSY = 0.15  # other programs' share of the processors
+LONGEST_STEP = 2.0  # seconds; longer steps are not timed
 
 
 def estimate(planned: Planned) -> Planned:
@@ -33,7 +35,7 @@ def estimate(planned: Planned) -> Planned:
     folder = planned.request.folder
     plan = folder.located(planned.plan)
     LOG.info("Estimating the time")
-    seconds, factor = estimate_seconds(plan, folder)
+    seconds, factor, reason = estimate_seconds(plan, folder)
     LOG.info("Forecasting the memory")
     peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
@@ -44,7 +46,8 @@ def estimate(planned: Planned) -> Planned:
         for row, duration, peak in zip(plan.trials, seconds, peaks, strict=True)
     )
     disk = disk_bytes(plan, len(attempt_slots(plan.execution.device, plan.execution.devices)))
-    changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows, "disk_bytes": disk}
+    changes: dict[str, Any] = {"forecast_factor": factor, "forecast_reason": reason}
+    changes |= {"trials": rows, "disk_bytes": disk}
     if tokens := _windows(plan, "train") * plan.tokens_per_sequence:
         changes["epochs"] = max(row.tokens for row in plan.trials) / tokens
     return replace(planned, plan=planned.plan.model_copy(update=changes))
@@ -64,11 +67,18 @@ def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
     return [forecasts.of(config) for config in configs]
 
 
-def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None], float | None]:
-    """Estimate each trial's seconds from complete trials or else a measured step, and their error.
+def estimate_seconds(
+    plan: Plan, folder: SweepFolder
+) -> tuple[list[float | None], float | None, str]:
+    """Estimate each trial's seconds from complete trials, or else from measured steps.
 
-    The plan must have absolute paths. The error is a factor; None if a step cannot run here.
+    The plan must have absolute paths.
+
+    Returns:
+        Seconds of each trial, the factor by which they may be wrong, and the reason for a large
+        factor. Seconds and factor are None if a step cannot run here.
     """
+    reason = ""
     results = [folder.trial(str(row.id)).find_result() or {} for row in plan.known_trials]
     complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
     if complete:
@@ -79,10 +89,14 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None
     else:
         config = plan.trial_config(max(plan.trials, key=lambda row: row.batch_size))
         try:
-            per_step, per_sequence, _ = fit_step_time(run_job(time_steps, config, seconds=60))
+            measured, load = run_job(time_steps, config, seconds=60)
         except SweepError:
-            return [None] * len(plan.trials), None
-        factor, evaluation = UNCERTAIN, plan.settings.evaluation
+            return [None] * len(plan.trials), None, reason
+        (per_step, per_sequence, _), factor = fit_step_time(measured), UNCERTAIN
+        if load > BUSY:  # it may end, or double
+            factor /= 1 - min(load, 0.9)
+            reason = f"other programs use {load:.0%} of this machine's processors"
+        evaluation = plan.settings.evaluation
         per_sequence /= plan.execution.devices
         # Evaluations take place outside of training, the last one on the whole validation split. A
         # forward pass is a third of a step.
@@ -90,7 +104,7 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None
         sequences = (evaluation.sequences or 0) * (evaluation.points + 4) + final
         outside = sequences * per_sequence / 3
     sizes = [(row.steps, row.batch_size) for row in plan.trials]
-    return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor
+    return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor, reason
 
 
 def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
@@ -109,28 +123,36 @@ def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
     return float(per_step), float(per_sequence), factor
 
 
-def time_steps(config: TrialConfig) -> dict[int, float]:
-    """Time small eager steps; return seconds per step by batch size."""
+def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
+    """Time eager steps of up to three batch sizes, up to a whole microbatch.
+
+    Returns:
+        The least seconds per step by batch size, and other programs' share of all processors.
+    """
+    import psutil
     import torch
 
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
     small, factor = config.group_size, 2 if config.science.traits.samples else 4
-    eager = config.with_microbatch(factor * small, compile=False)
+    eager = config.with_microbatch(config.microbatch_size, compile=False)
     science = config.science.model_copy(update={"start": None})  # needs no weights
     eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, torch.device(config.execution.device))
     seconds: dict[int, float] = {}
-    for size in (small, factor * small):
+    began, used = time.perf_counter(), time.process_time()
+    psutil.cpu_percent()  # begins the measurement
+    for size in sorted({small, factor * small, max(small, config.microbatch_size)}):
+        if seconds and size / max(seconds) * seconds[max(seconds)] > LONGEST_STEP:
+            break
         for _ in range(3):  # the first step allocates
             batch = step.workload.random_batch(size)
             start = time.perf_counter()
             step(batch, 1e-9).item()
             seconds[size] = min(seconds.get(size, math.inf), time.perf_counter() - start)
-            if factor * seconds[small] > 5:  # the larger size would take too long
-                return seconds
-    return seconds
+    own = (time.process_time() - used) / (time.perf_counter() - began)
+    return seconds, max(0.0, psutil.cpu_percent() / 100 - own / (psutil.cpu_count() or 1))
 
 
 def disk_bytes(plan: Plan, at_once: int) -> int | None:

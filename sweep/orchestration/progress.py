@@ -23,8 +23,8 @@ def state_of(row: dict[str, Any]) -> str:
     return f"{row['state']} {row['cause'] or ''}".strip()
 
 
-def time_text(seconds: float | None) -> str:
-    return f", about {format_seconds(seconds)} left" if seconds else ""
+def time_text(seconds: float | None, about: str = "about") -> str:
+    return f", {about} {format_seconds(seconds)} left" if seconds else ""
 
 
 def describe_trial(row: dict[str, Any], title: str) -> str:
@@ -40,11 +40,15 @@ def describe_trial(row: dict[str, Any], title: str) -> str:
 class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
 
-    On a terminal each trial that ends leaves a line.
+    On a terminal each trial that ends leaves a line. `least`: a number of trials that more may
+    follow, 0 if none will.
     """
 
-    def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
-        self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
+    def __init__(
+        self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, least: int = 0
+    ) -> None:
+        self._folder, self._ids, self._is_quiet, self._least = folder, ids, is_quiet, least
+        self._share = 0.0  # the bar never goes back
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
@@ -68,16 +72,20 @@ class Progress(AbstractContextManager["Progress"]):
         ended = [row for row in rows if State(row["state"]).is_finished]
         if self._ended is None:  # those of an earlier command
             self._ended = {row["id"] for row in ended}
-        counts = f"{len(ended)} of {len(rows)} trials{time_text(time_left(rows))}"
+        total, about = max(len(rows), self._least), "at least" if self._least else "about"
+        share = document["progress"] * len(rows) / max(1, total)
+        self._share = max(self._share, share)
+        count = f"at least {total}" if self._least else total
+        counts = f"{len(ended)} of {count} trials{time_text(time_left(rows), about)}"
         best = (describe_trial(row, title) for row in rows if row["id"] == document["best"])
         texts = [f"best so far: {text}" for text in best]
         new = [row for row in ended if row["id"] not in self._ended]
         self._ended |= {row["id"] for row in new}
         if self._console.is_terminal:
             for number, row in enumerate(new, len(ended) - len(new) + 1):
-                line = f"{number:>4} of {len(rows)}  {describe_trial(row, title)}"
+                line = f"{number:>4} of {total}  {describe_trial(row, title)}"
                 self._console.print(line, markup=False)
-            bar, share = Table.grid(padding=(0, 1)), document["progress"]
+            bar, share = Table.grid(padding=(0, 1)), self._share
             text = f"{counts}, {format_seconds(now - self._started)} elapsed"
             bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", text)
             running = (row for row in rows if row["state"] == State.RUNNING)
@@ -86,6 +94,6 @@ class Progress(AbstractContextManager["Progress"]):
             self._live.update(Group(bar, *texts), refresh=True)
         elif now >= self._next_line:
             self._next_line = now + LINE_SECONDS
-            line = "; ".join([f"{document['progress']:.0%}, {counts}", *texts])
+            line = "; ".join([f"{self._share:.0%}, {counts}", *texts])
             self._console.print(line, markup=False, soft_wrap=True)
         self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))

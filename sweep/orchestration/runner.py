@@ -79,10 +79,15 @@ def check_request(planned: planning.Planned) -> None:
         open_storage(services.storage)
 
 
-def _prepare(planned: planning.Planned) -> None:
-    """Get data and weights, and check the prompts, before anything of the sweep is written."""
+def prepare(planned: planning.Planned, may_download: bool = False) -> None:
+    """Get data and weights, and check the prompts, before anything of the sweep is written.
+
+    Text on this machine comes before the estimates, which count its tokens.
+    """
     folder = planned.request.folder
     plan = folder.located(planned.plan)
+    if not may_download and (plan.data or {}).get("name") not in ("path", "synthetic"):
+        return
     if plan.start and plan.init_path:
         weights_folder(plan.init_path)
     tokenizer = tokenizer_of(plan.settings)
@@ -111,7 +116,7 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        _prepare(planned)
+        prepare(planned, may_download=True)
         if folder.stop_path.exists():
             raise KeyboardInterrupt
         plan = planning.save_plan(planned.plan, folder)

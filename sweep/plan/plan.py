@@ -20,7 +20,7 @@ from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init", "answer"}
-ESTIMATES = ("epochs", "disk_bytes", "forecast_factor")  # kept when a plan grows
+ESTIMATES = {"epochs", "disk_bytes", "forecast_factor", "forecast_reason"}  # kept when a plan grows
 LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
 
 
@@ -94,6 +94,7 @@ class Plan(Inputs):
     epochs: float | None = None  # most of any trial; None until the text is tokenized
     disk_bytes: int | None = None
     forecast_factor: float | None = None  # forecast_seconds may be off by this factor
+    forecast_reason: str | None = None  # for a large factor; "" if there is none
     commands: tuple[Command, ...] = ()  # that planned trials
     has_looks: bool = False  # seeds were added after earlier ones had been seen
     trials: tuple[PlannedTrial, ...] = ()
@@ -323,7 +324,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,
-            **{name: getattr(new, name) or getattr(old, name) for name in ESTIMATES},
+            **new.model_dump(include=ESTIMATES, exclude_none=True),
         }
     )
 

@@ -139,13 +139,6 @@ class Meter:
         old = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = (old[0] + total, old[1] + count)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.no_grad()
-    def add_means(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Add values (B, N) by name where the mask (B, N) is 1."""
-        for name, value in values.items():
-            self.add(name, (value.detach() * mask).sum(), mask.sum())
-
     def state(self) -> dict[str, list[float]]:
         """Return sums and counts as numbers; waits for the device."""
         return {name: [float(total), float(count)] for name, (total, count) in self.sums.items()}

@@ -16,14 +16,13 @@ from sweep.data.tokens import (
     TextTokenizer,
     check_tokenizer,
     describe_data,
-    document_of_targets,
     find_prepared,
-    gather,
     prepare_data,
     train_bpe,
     write_tokens,
 )
 from sweep.errors import SweepError
+from sweep.experiments.pretrain import document_of_targets, gather
 from sweep.workloads import build_workload
 from tests.data.conftest import BYTES, PYTHON, STORIES
 from tests.workloads.trials import CPU, trial_config

@@ -93,21 +93,27 @@ def finish(folder, rows, seconds_per_step, overhead=0.0):
 def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch):
     folder = SweepFolder(tmp_path / "s")
     plan = plan_here(folder.path, batches="8,16,32", seeds=3)
-    measured = {1: 0.012, 4: 0.042}  # 0.002 + 0.01 per sequence
+    measured = {1: 0.012, 4: 0.042}, 0.05  # 0.002 + 0.01 per sequence
     monkeypatch.setattr(costs, "run_job", lambda function, *arguments, seconds: measured)
-    sequences = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4)
-    seconds, factor = estimate_seconds(plan, folder)
+    text = SimpleNamespace(train=range(64 * 100 + 1), valid=range(64 * 30 + 1))
+    monkeypatch.setattr(costs, "find_prepared", lambda *_: text)
+    sequences = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4) + 30
+    seconds, factor, reason = estimate_seconds(plan, folder)
     for row, estimated in zip(plan.trials, seconds, strict=True):
         training = row.steps * (0.002 + 0.01 * row.batch_size)
         assert estimated == pytest.approx(training + sequences * 0.01 / 3)
-    assert factor == UNCERTAIN
+    assert factor == UNCERTAIN and not reason
+    # On a busy machine they are uncertain, with the reason.
+    monkeypatch.setattr(costs, "run_job", lambda *_, seconds: (measured[0], 0.5))
+    busy, factor, reason = estimate_seconds(plan, folder)
+    assert busy == seconds and factor == 2 * UNCERTAIN and "50%" in reason
     # The sweep's own complete trials replace the measurement, with the time outside of training.
     save_plan(plan, folder)
     finish(folder, plan.trials[:6], lambda batch: 0.5 + 0.25 * batch, overhead=7.0)
-    seconds, factor = estimate_seconds(plan, folder)
+    seconds, factor, reason = estimate_seconds(plan, folder)
     for row, estimated in zip(plan.trials, seconds, strict=True):
         assert estimated == pytest.approx(row.steps * (0.5 + 0.25 * row.batch_size) + 7)
-    assert factor == pytest.approx(1)
+    assert factor == pytest.approx(1) and not reason
 
 
 def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_tokenized(
@@ -132,8 +138,8 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
     grpo = {"group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
     fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
     plan = plan_here(name="grpo-words", **fields)
-    seconds = time_steps(plan.trial_config(plan.trials[0]))
-    assert seconds.keys() == {4, 8} and min(seconds.values()) > 0
+    seconds, load = time_steps(plan.trial_config(plan.trials[0]))
+    assert seconds.keys() == {4, 8} and min(seconds.values()) > 0 and 0 <= load <= 1
 
 
 def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(tmp_path, monkeypatch):
