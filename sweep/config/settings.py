@@ -1,5 +1,6 @@
 """The base of all settings. A field declares its flag, its unit and its help once."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -110,10 +111,11 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             hint = did_you_mean(key, keys) or "Remove it."
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
         if first["type"] == "model_type":
             key, message = "", f"{key} must be a table"
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-        key += ": " * bool(key)
+        key += (" " if message.startswith("must ") else ": ") * bool(key)
         raise SweepError(f"{subject}: {key}{message}{got}.") from error
 
 

@@ -95,7 +95,7 @@ def estimate_seconds(
         (per_step, per_sequence, _), factor = fit_step_time(measured), UNCERTAIN
         if load > BUSY:  # it may end, or double
             factor /= 1 - min(load, 0.9)
-            reason = f"other programs use {load:.0%} of this machine's processors"
+            reason = f"other programs use {load:.0%} of the processors now"
         evaluation = plan.settings.evaluation
         per_sequence /= plan.execution.devices
         # Evaluations take place outside of training, the last one on the whole validation split. A

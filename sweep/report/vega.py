@@ -47,13 +47,15 @@ def channel(
         margin = 0.05 * (high - low) or abs(high) or 1.0
         low, high = low and low - margin, high + margin
         ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    inside = [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]
+    form = form or ".6~g"
+    axis: Spec = {"values": [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]}
+    axis |= {"format": form, "labelExpr": f"format(datum.value, '{form}')"}  # else 0 would be 0k
     return {
         "field": field,
         "type": "quantitative",
         "title": title or field,
         "scale": {"type": "log" if is_log else "linear", "domain": [low, high], "nice": False},
-        "axis": {"values": inside, "format": form or ".6~g"},
+        "axis": axis,
     }
 
 

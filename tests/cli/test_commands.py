@@ -271,7 +271,7 @@ def test_the_plan_names_the_hashed_code_and_a_range_of_times(call, tmp_path):
     assert plan["code"]["packages"].keys() == {"torch"} and plan["forecast_factor"] >= 1
     code, shown = call(*command)
     assert code == 0 and "planned_model.py, torch " in shown
-    assert re.search(r"estimated time [^(]+ \([^)]+ to [^)]+\)", shown)
+    assert re.search(r"estimated time .* to ", shown)
 
 
 def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_trials(call, tmp_path):

@@ -134,7 +134,7 @@ WRONG_TEXTS = [
 @pytest.mark.parametrize(("text", "says"), WRONG_TEXTS)
 def test_bad_files_get_one_sentence(tmp_path, text, says):
     assert says in refusal(tmp_path / "bad.toml", f"budget = 1\nbatches = [2]\n{text}")
-    assert "batches: Field required" in refusal(tmp_path / "bad.toml", "budget = 1")
+    assert "batches must be set" in refusal(tmp_path / "bad.toml", "budget = 1")
 
 
 SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
