@@ -32,6 +32,7 @@ NUMBERS = ("float64", "int64")
 METRIC = "final_valid_"  # begins the columns of a workload's metrics
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
+MAY_SHRINK = {"microbatch_size", "gradient_accumulation_steps"}  # after out_of_memory
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
 
@@ -96,10 +97,9 @@ def load_tables(path: str | Path) -> SweepTables:
         "has_looks": plan.has_looks,
         "attempts": 0,
     }
-    is_published = (folder.path / "trials.csv").exists() and not folder.trials_path.exists()
-    if is_published:
-        records = _read_published(folder.path / "trials.csv")
-    for row in plan.known_trials if not is_published else ():
+    if folder.is_published:
+        records = _read_published(folder.path / "trials.csv", plan)
+    for row in plan.known_trials if not folder.is_published else ():
         trial = folder.trial(str(row.id))
         record = {**row.model_dump(), **common}
         record["optimizer"] = row.optimizer or plan.settings.optimizer.name
@@ -193,14 +193,21 @@ def _without_formula(value: Any) -> Any:
     return f"'{text}" if is_formula else text
 
 
-def _read_published(path: Path) -> list[dict[str, Any]]:
+def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
     """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
     table = read_csv(path)
     for name in map(str, table):
         if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
             table[name] = to_numbers(table[name])
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    records = {str(row.get("id")): {str(name): row[name] for name in row} for row in rows}
+    planned = {str(row.id): row.model_dump(exclude=MAY_SHRINK) for row in plan.known_trials}
+    if records.keys() != planned.keys() or len(rows) != len(planned):
+        raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
+    named = {
+        str(row.id): row.optimizer or plan.settings.optimizer.name for row in plan.known_trials
+    }
+    return [{**records[i], **planned[i], "optimizer": named[i]} for i in planned]
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:

@@ -432,6 +432,8 @@ def report(
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     echo(str(write_report(folder.path, out)))
+    if out:
+        return
     if not os.access(folder.path, os.W_OK):
         message = "The folder is read-only, so its MLflow store stays as it is."
     elif is_locked(folder.lock_path):

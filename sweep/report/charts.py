@@ -15,6 +15,7 @@ from sweep.analysis.frames import compare_batch_sizes, format_range, mean_of, re
 from sweep.analysis.results import PolicyResult, Sweep
 from sweep.analysis.scaling import rate_exponent
 from sweep.config.numbers import format_count
+from sweep.config.objective import LOSS
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.report.drawing import draw
 from sweep.report.vega import (
@@ -69,6 +70,10 @@ def _report_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return report_trials(trials).drop(columns=POLICY).rename(columns=NAMES)
 
 
+def _worst_edge(sweep: Sweep) -> Spec:
+    return BOTTOM if sweep.plan.settings.objective.sign < 0 else TOP
+
+
 def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
     """Return the charts of a report by name."""
     plots = (plot_answer, plot_loss, plot_steps, plot_rates, plot_curves, plot_throughput)
@@ -93,29 +98,29 @@ def plot_answer(sweep: Sweep) -> Chart | None:
 
 def _plot_gaps(sweep: Sweep, answer: Answer, is_named: bool) -> Spec:
     factor, unit = answer.compared.scale
-    margin, ends = factor * answer.tolerance, ["given up", "low", "high"]
+    margin, ends = factor * answer.tolerance, ["given up", "at least", "at most"]
     rows = pd.DataFrame(answer.batch_sizes).rename(columns=NAMES)
     rows[ends] = [[row.gap, *row.gap_to_best] for row in answer.batch_sizes]
-    rows[ends] = factor * rows[ends].astype(float).clip(lower=0)
+    rows[ends] = factor * rows[ends].astype(float)
     top = 1.3 * float(np.nanmax(rows[ends], initial=2 * margin))
-    is_open = rows["high"].isna() & rows["low"].notna()
-    rows["low"] = rows["low"].fillna(0.0).where(rows["high"].notna() | is_open)
-    rows["high"] = rows["high"].mask(is_open, top)
+    is_open = rows["at most"].isna() & rows["at least"].notna()
+    bounded = rows.assign(**{"at most": rows["at most"].mask(is_open, top)})
+    bounded["at least"] = rows["at least"].fillna(0.0)  # intervals without an end reach the edges
     title = f"given up{f' [{unit}]' if unit else ''}, log from {margin:g}"
     y = channel("given up", [0, top], title)
-    y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top]}
+    y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top], "clamp": True}
     ticks = [margin * step * 10.0**power for power in range(300) for step in (1, 2, 5)]
     y["axis"]["values"] = [0, *(tick for tick in ticks if tick <= top)]
     x, color = batch_axis(sweep.batch_sizes), size_color(sweep.batch_sizes)
-    low, high = y | {"field": "low"}, {"field": "high"}
+    low, high = y | {"field": "at least"}, {"field": "at most"}
     verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
     shape = names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
-    band, best = [{"low": 0, "high": margin}], [{"recommended": answer.recommended}]
+    band, best = [{"at least": 0, "at most": margin}], [{"recommended": answer.recommended}]
     rows = rows[[SIZE, *ends, "seeds", RATE, "verdict"]]
     layers = [
         layer("rect", band, None, low, y2=high, color=GREEN, opacity=0.15),
         layer("rule", best, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
-        layer("rule", rows, x, low, y2=high, color=color, strokeWidth=2.5),
+        layer("rule", bounded[[SIZE, *ends]], x, low, y2=high, color=color, strokeWidth=2.5),
         layer("point", rows[is_open], x, TOP, color=color, shape="triangle-up"),
         layer("point", rows, x, y, color=color, shape=shape, size=90),
     ]
@@ -135,7 +140,8 @@ def plot_loss(sweep: Sweep) -> Chart | None:
     objective, trials = settings.traits.objective, _report_trials(sweep.compared)
     name, unit = objective.title, f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
-    title = f"Between batch sizes, the {name} differs by up to {join(parts[:4])}"
+    parts = [*parts[:4], f"{len(parts) - 4} more"] if len(parts) > 5 else parts
+    title = f"Between batch sizes, the {name} differs by up to {join(parts)}"
     y_title = f"{name} [{objective.label}]" if objective.label else name
     panels = [_plot_sizes(sweep, trials, "final_valid_loss", name, y_title)]
     lead = sweep.leading.label if sweep.leading else ""
@@ -182,11 +188,13 @@ def _plot_sizes(
     ends = [*middle["low"], *middle["high"]] if is_loss else [0.0]
     form = COUNT * metric.startswith("tokens")
     x, y = batch_axis(sizes), channel(name, [*complete[name], *ends], title or name, form)
-    labels, color = [*trials[POLICY].unique()], size_color(sizes)
-    shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
+    tables = _report_trials(sweep.trials), trials
+    labels, present = (table[POLICY].unique().tolist() for table in tables)
+    shape, dash = (names(POLICY, labels, marks, present) for marks in (SHAPES, DASHES))
+    color = size_color(sizes)
     keys, is_diverged = [SIZE, POLICY, "seed"], trials["cause"] == "diverged"
     seeds, diverged = complete[[*keys, name]], trials.loc[is_diverged, [*keys, "cause"]]
-    edge = BOTTOM if sweep.plan.settings.objective.sign < 0 else TOP
+    edge = _worst_edge(sweep)
     layers = [
         layer("line", middle, x, y, strokeDash=dash),
         layer("rule", middle, x, y | {"field": "low"}, y2={"field": "high"}, color=color),
@@ -202,6 +210,8 @@ def plot_curves(sweep: Sweep) -> Chart | None:
 
     Curves are means over the complete seeds; other trials have their own.
     """
+    if len(sweep.batch_sizes) < 2:
+        return None
     traits, trials = sweep.plan.settings.traits, _report_trials(sweep.trials)
     objective = traits.objective
     metrics = {"train/loss": "training loss"}
@@ -211,7 +221,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     own = trials["id"].where(trials["state"] != "COMPLETE", "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=own)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
-    panels, found = [], ""
+    panels, title = [], ""
     for metric, name in metrics.items():
         if metric not in points:
             continue
@@ -222,25 +232,29 @@ def plot_curves(sweep: Sweep) -> Chart | None:
         rows = rows.rename(columns={"mean": name, "tokens": traits.tokens})
         if not (rows.groupby(keys).size() > 1).any():
             continue
+        is_mean = rows["trial"] == ""
+        means = rows[is_mean].sort_values(traits.tokens).groupby(keys).last()[name]
+        rows["trial"] = rows["trial"].mask(is_mean)
         settled = rows.loc[rows[traits.tokens] >= START * rows[traits.tokens].max(), name]
         x = channel(traits.tokens, [0, *rows[traits.tokens]], f"training {traits.tokens}", COUNT)
-        is_loss = metric.endswith("/loss")
-        title = f"{name} [{objective.label}]" if objective.label and is_loss else name
-        y = channel(name, settled, title, scale="narrow" if is_loss else "linear")
+        is_loss = metric == "train/loss" and objective.name == LOSS.name
+        has_unit = objective.label and (is_loss or metric == objective.curve)
+        y_title = f"{name} [{objective.label}]" if has_unit else name
+        scale = "narrow" if metric.endswith("/loss") else "linear"
+        y = channel(name, settled, y_title, scale=scale)
         labels, color = [*trials[POLICY].unique()], size_color(sweep.batch_sizes)
         dash = names(POLICY, labels, DASHES)
-        edge = BOTTOM if objective.sign < 0 and metric == objective.curve else TOP
+        edge = _worst_edge(sweep) if metric == objective.curve else TOP
         diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
         diverged = diverged.rename(columns={"tokens": traits.tokens})
-        detail = {"field": "trial"}
+        by_trial = {"color": color, "strokeDash": dash, "detail": {"field": "trial"}}
         layers = [
-            layer("line", rows, x, y, color=color, strokeDash=dash, detail=detail, tooltip=True),
+            layer("line", rows, x, y, **by_trial, tooltip=True),
             layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
         ]
         panels.append(panel(layers, sweep.batch_sizes))
-        last = rows.sort_values(traits.tokens).groupby(keys).last()[name]
-        found = f"{name.capitalize()} ends at {format_range(last, '.4g')}"
-    return Chart(found, panels) if panels else None
+        title = f"The curves of {name} end at {format_range(means, '.4g')}"
+    return Chart(title, panels) if panels else None
 
 
 def plot_rates(sweep: Sweep) -> Chart | None:
@@ -249,7 +263,7 @@ def plot_rates(sweep: Sweep) -> Chart | None:
     tuned.sort(key=lambda result: result is not sweep.leading)
     panels = [_plot_rates(sweep, result, len(tuned) > 1) for result in tuned]
     best = {rate.batch_size: rate.best for rate in tuned[0].rates if rate.best} if tuned else {}
-    if not best:
+    if not best or len(sweep.batch_sizes) < 2:
         return None
     texts = [f"{rate:.2g} at batch size {size}" for size, rate in best.items()]
     with_policy = f" with {tuned[0].label}" if len(tuned) > 1 else ""
@@ -280,7 +294,7 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
             fits.append(pd.DataFrame(curve | {SIZE: rate.batch_size}))
             best = {RATE: rate.optimum, name: float(values(rate.fit.level))}
             optima.append({SIZE: rate.batch_size, **best})
-    sizes, edges = sweep.batch_sizes, [TOP, BOTTOM][:: objective.sign]
+    sizes, edge = sweep.batch_sizes, _worst_edge(sweep)
     x = channel(RATE, trials[RATE], "peak learning rate", scale="log")
     shown = [*trials[name], *(row[name] for row in optima)]
     y = channel(name, shown, f"{name}, tuning seeds", COUNT * objective.is_ratio, "narrow")
@@ -292,9 +306,9 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
         layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
         layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),
         layer("point", optima, x, y, color=color, shape="diamond", size=80),
-        layer("point", far, x, edges[0], color=color, shape="triangle-up"),
-        layer("point", lost, x, edges[0], color=color, shape="cross", size=70),
-        layer("point", pruned, x, edges[1], color=color, shape="triangle-down"),
+        layer("point", far, x, edge, color=color, shape="triangle-up"),
+        layer("point", lost, x, edge, color=color, shape="cross", size=70),
+        layer("point", pruned, x, edge, color=color, shape="triangle-down"),
     ]
     return panel(layers, sizes, result.label if is_named else "")
 
@@ -312,7 +326,9 @@ def plot_steps(sweep: Sweep) -> Chart | None:
     y = channel("steps", trials["steps"], f"steps to a validation loss of {target:g}", scale="log")
     shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
     columns = [SIZE, POLICY, "seed", "steps", "tokens"]
-    layers, title = [], f"Steps to a validation loss of {target:g}"
+    means = trials[~trials["is_censored"]].groupby(SIZE)["steps"].mean()
+    reach = f"takes {format_range(means)} steps" if len(means) else "was not reached"
+    layers, title = [], f"A validation loss of {target:g} {reach}"
     for label, curve in curves.items():
         if curve.fit is None:
             continue

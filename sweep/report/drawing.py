@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -14,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from sweep.config.numbers import format_count
 from sweep.report.vega import BOTTOM, COUNT, SIZE, Spec
 
-MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "X", "stroke": "_"}
+MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "X"}
 MARKERS |= {"triangle-up": "^", "triangle-down": "v"}
 GREY = "#666666"
 GROUPING = ("color", "shape", "strokeDash", "detail")  # channels that split rows into series
@@ -66,6 +67,9 @@ def _draw_layer(axis: Axes, layer: Spec) -> None:
         style = _style(layer, rows[0])
         fields = (encoding.get(name, {}).get("field") for name in ("x", "y", "x2", "y2"))
         x, y, x2, y2 = ([row[field] for row in rows if field] for field in fields)
+        scale = encoding.get("y", {}).get("scale", {})
+        if scale.get("clamp"):
+            y, y2 = (np.clip(values, *scale["domain"]).tolist() for values in (y, y2))
         color, width, alpha = (style[name] for name in ("color", "linewidth", "alpha"))
         if mark["type"] == "rect" and x:
             axis.axvspan(x[0], x2[0], color=color, alpha=alpha, linewidth=0)

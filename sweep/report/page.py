@@ -1,6 +1,7 @@
 """The page of a report: one HTML file with its interactive charts, which needs no network."""
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -54,11 +55,15 @@ def to_html(
     body = body.replace("</table>", "</table></div>")
     specifications = {name: chart.panels for name, chart in charts.items() if chart}
     data = json.dumps({"charts": specifications, "colors": batch_colors(sizes)})
+    library = (SCRIPTS / "charts.min.js").read_text(encoding="utf-8")
+    script = (FOLDER / "templates" / "page.js").read_text(encoding="utf-8")
+    hashes = (hashlib.sha256(code.encode()).digest() for code in (library, script))
     return PAGE.get_template("page.html.j2").render(
         title=title,
         headings=headings,
         body=body,
         data=data.replace("<", "\\u003c"),
-        library=(SCRIPTS / "charts.min.js").read_text(encoding="utf-8"),
+        scripts=(library, script),
+        sources=[f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes],
         licences=(SCRIPTS / "LICENSES.txt").read_text(encoding="utf-8"),
     )

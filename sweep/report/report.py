@@ -31,6 +31,7 @@ from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.report.charts import plot_all
 from sweep.report.page import LOADER, to_html
 from sweep.trial.files import replacing, sha256_of
+from sweep.trial.folder import SweepFolder
 from sweep.version import __version__
 
 MISSING = "–"
@@ -41,13 +42,9 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 
     Each file is replaced atomically, report.md last.
     """
-    sweep, folder = load_sweep(path), Path(path)
-    out = Path(out or folder)
-    is_published = (folder / "trials.csv").exists() and not (folder / "trials").exists()
-    if is_published and out.resolve() == folder.resolve():
-        raise SweepError(
-            f"{path} is published: its trials.csv is the source. Choose another --out."
-        )
+    sweep, out = load_sweep(path), Path(out or path)
+    if SweepFolder(Path(path)).is_published and out.resolve() == Path(path).resolve():
+        raise SweepError(f"{path} is published and stays as it is. Write to another --out FOLDER.")
     cells = frames.compare_batch_sizes(sweep.compared)
     charts = plot_all(sweep)
     folder = out / "figures"

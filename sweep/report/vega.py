@@ -74,10 +74,16 @@ def size_color(sizes: Iterable[int]) -> Spec:
     return {"field": SIZE, "type": "nominal", "scale": scale, "legend": None}
 
 
-def names(field: str, labels: Sequence[str], marks: Sequence[Any]) -> Spec:
-    """Return the channel that gives each label a shape or a dash; a single one has no legend."""
+def names(
+    field: str, labels: Sequence[str], marks: Sequence[Any], present: Sequence[str] | None = None
+) -> Spec:
+    """Return the channel that gives each label a shape or a dash.
+
+    The legend has those that are present, all by default; a single one has none.
+    """
     scale = {"domain": [*labels], "range": [marks[i % len(marks)] for i in range(len(labels))]}
-    legend = {"title": None, "orient": "top"} if len(labels) > 1 else None
+    present = [*(labels if present is None else present)]
+    legend = {"title": None, "orient": "top", "values": present} if len(present) > 1 else None
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
@@ -95,7 +101,9 @@ def layer(mark: str, rows: Any, x: Spec | None, y: Spec | None, **more: Any) -> 
             frame = frame[np.isfinite(frame[field].astype(float))]
     kind: Spec = {"type": mark, "clip": mark == "line"}
     if mark == "point":
-        kind |= {"filled": True, "opacity": 1, "tooltip": {"content": "data"}}
+        kind |= {"filled": True, "opacity": 1}
+    if properties.pop("tooltip", mark == "point"):
+        kind["tooltip"] = {"content": "data"}
     values = [_plain(row) for row in frame.to_dict("records")]
     made: Spec = {"data": {"values": values}, "mark": kind | properties, "encoding": encoding}
     if SIZE in frame:

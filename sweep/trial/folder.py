@@ -312,6 +312,11 @@ class SweepFolder:
             raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
         return plan
 
+    @property
+    def is_published(self) -> bool:
+        """True if trials.csv alone has the results of the trials."""
+        return (self.path / "trials.csv").exists() and not self.trials_path.exists()
+
     def require_plan(self) -> dict[str, Any]:
         if plan := self.read_plan():
             return plan

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "results" / "published" / "tinystories-small"
 # The least that the design asks of result.json and trials.csv.
 DESIGNED = """id, stage, policy, batch_size, seed, learning_rate, tokens, epochs, steps,
 warmup_steps, devices, microbatch_size, gradient_accumulation_steps, state, cause, attempts,
@@ -242,3 +244,28 @@ def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
     assert first["difference"] is None and set(first["end"]) == {0}
     older = written(tmp_path / "older", 3, initial_valid_loss=None)
     assert frames.find_gains(older) == []
+
+
+@pytest.mark.parametrize("change", ["double", "remove", "rename"])
+def test_a_published_table_must_have_the_trials_of_its_plan(tmp_path, change):
+    shutil.copytree(PUBLISHED, tmp_path / "published")
+    path = tmp_path / "published" / "trials.csv"
+    table = pd.read_csv(path, dtype=str)
+    changed = {
+        "double": pd.concat([table, table[:1]]),
+        "remove": table[1:],
+        "rename": table.assign(id=["0" * 12, *table["id"][1:]]),
+    }
+    changed[change].to_csv(path, index=False)
+    with pytest.raises(SweepError, match=r"trials\.csv must have each trial"):
+        frames.load_tables(tmp_path / "published")
+
+
+@pytest.mark.parametrize("size", ["7", "-4", "4.5", "1e300", ""])
+def test_what_was_planned_is_read_from_the_plan_of_published_results(tmp_path, size):
+    shutil.copytree(PUBLISHED, tmp_path / "published")
+    path = tmp_path / "published" / "trials.csv"
+    table = pd.read_csv(path, dtype=str)
+    table.assign(batch_size=size).to_csv(path, index=False)
+    read = frames.load_tables(tmp_path / "published")
+    assert read.trials["batch_size"].tolist() == [row.batch_size for row in read.plan.trials]

@@ -116,9 +116,11 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial_and_report_mirrors_it(call
     program += "runpy.run_module('sweep.training', run_name='__main__')"
     bare = subprocess.run([sys.executable, "-c", program, trial.path], capture_output=True)
     assert bare.returncode == 0 and trial.read_status().state is State.COMPLETE, bare.stderr
+    before = {*folder.path.rglob("*")}
     assert call("report", folder.path, "--out", tmp_path / "elsewhere")[0] == 0
     assert (tmp_path / "elsewhere" / "report.md").exists()
-    assert not (folder.path / "report.md").exists()
+    assert {*folder.path.rglob("*")} == before
+    assert call("report", folder.path)[0] == 0
     stored = load_stored_sweep(default_tracking_uri(folder), "quadratic")
     assert stored.trials.state.tolist() == ["COMPLETE"]
 
@@ -159,8 +161,8 @@ def test_a_report_does_not_replace_published_results(call, tmp_path):
     shutil.copytree(ROOT / "results" / "published" / "quick-fixed-rate", published)
     before = {path: path.stat().st_mtime_ns for path in published.rglob("*")}
     assert call("report", published)[0] == 2 and "is published" in call.stderr
-    assert {path: path.stat().st_mtime_ns for path in published.rglob("*")} == before
     assert call("report", published, "--out", "again")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in published.rglob("*")} == before
     stored, again = (
         json.loads((f / "answer.json").read_text()) for f in (published, tmp_path / "again")
     )

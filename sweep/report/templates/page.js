@@ -37,6 +37,12 @@ async function draw() {
   document.documentElement.dataset.charts = views.length;
 }
 
+function printWhole() {
+  const resize = (width, height) => { for (const view of views) view.width(width).height(height).run(); };
+  addEventListener("beforeprint", () => resize(330, 200));
+  addEventListener("afterprint", () => { resize(330, 260); dispatchEvent(new Event("resize")); });
+}
+
 function addSelection() {
   const sizes = Object.keys(colors).map(Number), shown = new Set(sizes);
   const controls = document.getElementById("selection");
@@ -83,4 +89,5 @@ function foldDetails() {
 
 foldDetails();
 addSelection();
+printWhole();
 draw();
