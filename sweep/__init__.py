@@ -46,6 +46,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in ("answer", "load_sweep", "write_report"):  # these do not import torch
         from sweep.analysis.results import answer, load_sweep

@@ -56,7 +56,7 @@ class Pair:
         return "different" if is_different else UNDECIDED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """The keys of answer.json, in docs/results.md."""
 
@@ -95,6 +95,9 @@ class Answer:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return "\n".join(describe(self))
 
     def _repr_html_(self) -> str:
         columns = ["mean", "seeds", "gap_to_best", "tolerance_verdict", "learning_rate", "seconds"]
@@ -299,7 +302,7 @@ def _recommend(
     seconds = {row.batch_size: row.seconds for row in rows if row.seconds is not None}
     if unknown := [size for size in eligible if size not in seconds]:
         why = f"times at batch size {join(unknown)} were not measured or differ too much"
-        return eligible[-1], f"the largest of those {close}; {why}"
+        return eligible[-1], f"the largest, and usually the fastest, of those {close}; {why}"
     return min(eligible, key=seconds.__getitem__), f"the fastest of those {close}"
 
 

@@ -159,11 +159,12 @@ def refuse_large(path: Path) -> None:
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    refuse_large(path)
     try:
+        refuse_large(path)
         return pd.read_csv(path, low_memory=False, compression=None)
-    except ValueError as error:
-        raise SweepError(f"{path} must be a CSV file ({error}).") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).strip()
+        raise SweepError(f"{path} must be a CSV file ({reason}). Give another path.") from None
 
 
 def to_numbers(values: pd.Series) -> pd.Series:

@@ -44,7 +44,7 @@ from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.errors import SweepError
 from sweep.plan.curves import rate_points, rates_between
-from sweep.plan.decision import Decision, next_trainings
+from sweep.plan.decision import LOOKS, Decision, next_trainings
 from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
 from sweep.plan.steps import common_budget
 from sweep.trial.folder import State
@@ -116,7 +116,7 @@ class Sweep(SweepTables):
         lines = describe(result.answer)
         most = self.plan.settings.answer.max_seeds
         seeds = max(row.seeds for row in result.answer.batch_sizes)
-        if not (result.answer.decided or result.answer.settle) and seeds >= most:
+        if not result.answer.decided and seeds >= most:
             lines.append(f"The sweep ended at {seeds} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)
@@ -163,7 +163,7 @@ def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
 
 
 def answer(
-    trials: pd.DataFrame,
+    trials: pd.DataFrame | str | Path,
     metric: str = "final_valid_loss",
     direction: str = "minimize",
     tolerance: float | None = None,
@@ -171,9 +171,9 @@ def answer(
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
     Args:
-        trials: stage, policy, batch_size, seed, learning_rate, state and the metric; also
-            seconds_training, and the other columns of trials.csv if they are known. With a column
-            target, the final loss is replaced by the tokens to the target.
+        trials: a table or a CSV file: stage, policy, batch_size, seed, learning_rate, state and the
+            metric; also seconds_training, and the other columns of trials.csv if they are known.
+            With a column target, the final loss is replaced by the tokens to the target.
         direction: minimize or maximize.
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
@@ -181,7 +181,8 @@ def answer(
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
     if tolerance is not None and not 0 < tolerance < math.inf:
-        raise SweepError(f"tolerance must be a positive number, got {tolerance:g}.")
+        raise SweepError(f"tolerance must be a positive number, got {tolerance:g}. Try 0.01.")
+    trials = trials if isinstance(trials, pd.DataFrame) else read_csv(Path(trials))
     table = _read_table(trials, metric)
     units = table["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
@@ -200,7 +201,8 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     Refuse a table of which rows would be left out, or counted twice, without a word.
     """
     if missing := sorted({*REQUIRED, metric} - {*trials}):
-        raise SweepError(f"trials must have the column {missing[0]}. Add it.")
+        names = ", ".join(map(str, trials))[:500]
+        raise SweepError(f"trials must have the column {missing[0]}, got {names}. Add it.")
     trials = trials.reset_index(drop=True).reindex(columns=[*{**TRIAL_COLUMNS, metric: ""}])
     dtypes = {**TRIAL_COLUMNS, "seed": "object", metric: "float64"}
     converted, is_allowed = {}, {}
@@ -245,16 +247,12 @@ def answer_of(
     path: Path, metric: str, direction: str, tolerance: float | None
 ) -> tuple[Answer | None, list[str]]:
     """Return the answer of a table of trials or of a sweep folder, and its sentences."""
+    table: Path | pd.DataFrame = path
     if path.is_dir():
         sweep = load_sweep(path)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return sweep.answer(), sweep.sentences()
         table = sweep.trials
-    else:
-        try:
-            table = read_csv(path)
-        except OSError as error:
-            raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
     made = answer(table, metric, direction, tolerance)
     missing = (
         "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
@@ -342,9 +340,14 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     if "missing_batch_size" in blocking:
         return command_with(plan), None
     if blocking or not result.answer.decided:
-        counts = _count_next(plan, result)
-        added = sum(count * float(seconds[size]) for size, count in counts.items() if count)
-        return (command_with(plan, seeds="auto"), added) if added else (None, None)
+        most = plan.settings.answer.max_seeds
+        for limit in sorted({most, min(2 * most, LOOKS[-1])}):
+            counts = _count_next(plan, result, limit)
+            added = sum(count * float(seconds[size]) for size, count in counts.items() if count)
+            flags = {"seeds": "auto"} | ({"max_seeds": limit} if limit > most else {})
+            if added:
+                return command_with(plan, **flags), added
+        return None, None
     sizes, candidates = [row.batch_size for row in rows], result.answer.candidates
     if sizes[0] in candidates and sizes[0] > 1:
         batches, nearest = [sizes[0] // 2, *sizes], sizes[0]
@@ -374,7 +377,7 @@ def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str
     return command_with(plan, **flags, out=f"{out}-2")
 
 
-def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:
+def _count_next(plan: Plan, result: PolicyResult, most_seeds: int) -> dict[int, int]:
     """Return the trainings that `--seeds auto` would add next, by batch size."""
     assert result.answer is not None and result.decision is not None
     rows, points = result.answer.batch_sizes, {r.batch_size: r.points for r in result.rates}
@@ -384,7 +387,7 @@ def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:
     refined = np.array([len(rates_between(of_size)) for of_size in near])
     more_seeds, more_tuning, needs_rates = next_trainings(
         *(result.decision, seeds, tuning_seeds, refined > 0),
-        *(plan.settings.objective.margin, plan.settings.answer.max_seeds),
+        *(plan.settings.objective.margin, most_seeds),
     )
     near_rates = np.array([np.isfinite(of_size.losses).sum() for of_size in near])
     counts = more_seeds - seeds + (more_tuning - tuning_seeds) * near_rates + needs_rates * refined
@@ -416,9 +419,12 @@ def _without_answer(sweep: Sweep) -> str:
     reports = report_trials(sweep.compared)
     complete = reports[reports["state"] == "COMPLETE"]
     if complete.empty:
-        states = reports["state"].fillna("unknown").value_counts()
+        states = reports["cause"].fillna(reports["state"]).fillna("unknown").value_counts()
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
-        return f"Nothing can be compared yet: {counts or 'no reporting trial is planned'}."
+        is_tuning = (sweep.trials["stage"] == "tune").any()
+        none = f"{'the rates are not tuned' if is_tuning else 'no trial is planned'} yet"
+        remedy = " Lower the learning rate." if [*states.index] == ["diverged"] else ""
+        return f"Nothing can be compared: {counts or none}.{remedy}"
     size, label = complete[["batch_size", "label"]].iloc[0]
     complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
     gains = find_gains(sweep) if sweep.plan.settings.traits.samples else []

@@ -189,7 +189,7 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
             return None
         is_fixed = bool(rows["policy"].str.match("fixed$|sqrt|linear").all())
         sizes = table.rows["batch_size"] if sizes.empty else sizes
-    text = f"Learning rates: {_range(rows, rows['learning_rate'])}."
+    text = f"The learning rate is {_range(rows, rows['learning_rate'])}."
     if not is_fixed:
         return (), text
     return sizes, f"{text} A worse result may only show that the rate suits a batch size less."
@@ -230,7 +230,7 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if seeds.empty:
         return None
     blamed = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS].to_list()
-    text = f"Seeds: {_range(seeds, seeds['seeds'], 'g')}."
+    text = f"The number of seeds is {_range(seeds, seeds['seeds'], 'g')}."
     ended = table.rows[(table.rows["stage"] != "tune") & table.rows["loss"].notna()]
     finite = ended[np.isfinite(ended["loss"])]
     losses = finite.groupby(["batch_size", "learning_rate"])["loss"].agg(["count", "nunique"])
@@ -250,6 +250,8 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     warmup, steps = cells["warmup_steps"], cells["true_steps"]
+    if cells.empty:
+        return None
     # Numbers are written with two digits: 1.3k for 1,280.
     fraction, tolerance = warmup / steps, (0.02 * warmup).clip(lower=1)
     off = cells[(warmup - fraction.median() * steps).abs() > tolerance]
@@ -261,6 +263,8 @@ def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     hours, sequences = cells["hours"], cells["true_steps"] * cells["batch_size"]
+    if cells.empty:
+        return None
     digits = next((d for d in range(9) if (hours - hours.round(d)).abs().max() < 1e-12), 9)
     half = 0.5 * 10.0**-digits  # the rounding of hours as written
     # A throughput below 0.6 of that of a smaller batch size: spilling, thrashing.

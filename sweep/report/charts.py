@@ -156,7 +156,8 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     trials, unit = _report_trials(sweep.trials), sweep.plan.settings.traits.tokens
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
     complete = trials[trials["state"] == "COMPLETE"]
-    speeds = complete.groupby(SIZE)["tokens_per_second"].median().dropna()
+    lead = complete[complete[POLICY] == sweep.leading.label] if sweep.leading else complete
+    speeds = lead.groupby(SIZE)["tokens_per_second"].median().dropna()
     if len(speeds) < 2:
         return None
     most = format_count(speeds.max())
@@ -326,7 +327,7 @@ def plot_steps(sweep: Sweep) -> Chart | None:
     y = channel("steps", trials["steps"], f"steps to a validation loss of {target:g}", scale="log")
     shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
     columns = [SIZE, POLICY, "seed", "steps", "tokens"]
-    means = trials[~trials["is_censored"]].groupby(SIZE)["steps"].mean()
+    means = trials[~trials["is_censored"].astype(bool)].groupby(SIZE)["steps"].mean()
     reach = f"takes {format_range(means)} steps" if len(means) else "was not reached"
     layers, title = [], f"A validation loss of {target:g} {reach}"
     for label, curve in curves.items():

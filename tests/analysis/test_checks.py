@@ -142,7 +142,8 @@ def test_an_open_answer_says_if_its_seeds_are_the_limit(tmp_path, max_seeds, is_
     settings = {"answer": {"max_seeds": max_seeds, "tolerance": 0.03}}
     write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, **settings)
     sweep = load_sweep(tmp_path / "s")
-    assert not sweep.answer().decided and (sweep.answer().settle is None) == is_limit
+    assert not sweep.answer().decided
+    assert sweep.answer().settle.endswith("--max-seeds 6" if is_limit else "--seeds auto")
     assert any("--max-seeds" in line for line in sweep.sentences()) == is_limit
 
 

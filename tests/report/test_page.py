@@ -118,3 +118,13 @@ def test_it_works_in_the_artifact_viewer_of_mlflow(browser, plain, tmp_path):
         assert viewer.locator(".panel svg.marks").count() >= 5
     finally:
         server.die()
+
+
+def test_markup_that_got_into_the_page_does_not_run(open_page, plain):
+    page = open_page(plain / "report.html")
+    title = page.title()
+    page.evaluate(
+        """document.body.insertAdjacentHTML("beforeend", "<img src='data:,' onerror='document.title = 1'>")"""
+    )
+    page.wait_for_timeout(300)
+    assert page.title() == title

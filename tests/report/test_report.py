@@ -138,7 +138,7 @@ def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path):
     (path / "figures").mkdir()
     (path / "figures/rates.png").write_bytes(b"of an earlier report")
     text = written(path)
-    assert "**Nothing can be compared yet: 5 WAITING.**" in section(text, "")
+    assert "**Nothing can be compared: 5 WAITING.**" in section(text, "")
     assert read_json_document(path) is None
     assert not (path / "figures/rates.png").exists()
 
