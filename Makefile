@@ -100,7 +100,7 @@ docs: install  ## the generated pages of docs/, and their site in build/docs, wh
 	@echo "The site: $(CURDIR)/build/docs/index.html"
 
 scripts:  ## the bundle that draws the charts of report.html, from npm
-	cd sweep/report/scripts && npm install --silent --no-package-lock && npm run --silent bundle
+	cd sweep/report/scripts && npm ci --silent && npm run --silent bundle
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \

@@ -47,7 +47,7 @@ SETTINGS = {s.name for table in (Experiment, Execution, Services) for s in setti
 REASONS = {
     "source": "changes the reader's shell",
     "make": "a target of its own, which builds an environment",
-    "sweep ui": "serves until it is ended; tests/tracking/test_store.py starts it",
+    "sweep ui": "serves until it is ended; tests/tracking/test_ui.py starts it",
 }
 COMMAND = (
     "python train.py --batch-size {batch_size} --lr {learning_rate} --steps {steps} --seed {seed} "

@@ -58,7 +58,7 @@ class Pair:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """The keys of answer.json, in docs/results.md."""
+    """The keys of answer.json."""
 
     policy: str
     metric: str

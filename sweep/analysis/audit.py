@@ -1,6 +1,6 @@
 """`sweep audit`: evaluate the table of checks on CSV, markdown tables or a trials.csv.
 
-Headers, synonyms, units and thousands separators: docs/audit.md.
+Synonyms of headers, and units, are in headers.toml.
 """
 
 import io
@@ -92,7 +92,7 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
         return read
     raise SweepError(
         f"{path} must hold a table with rows and a column batch_size with whole numbers, and has "
-        "none. Name its columns as docs/audit.md does."
+        "none. Name one of its columns batch_size."
     )
 
 

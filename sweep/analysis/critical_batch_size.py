@@ -1,4 +1,4 @@
-"""The critical batch size by steps to a target and by noise: docs/critical-batch-size.md."""
+"""The critical batch size by steps to a target and by noise."""
 
 import math
 from collections.abc import Iterator, Sequence

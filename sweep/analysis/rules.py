@@ -1,6 +1,6 @@
 """The rules that need only a table of trials; they judge our trials.csv and published tables alike.
 
-Conditions and remedies: checks.toml. Sources and thresholds: docs/audit.md.
+Conditions and remedies are in checks.toml.
 """
 
 import json

@@ -458,7 +458,8 @@ def report(
 def audit(table: Path, lr: float | None, json: bool) -> None:
     """Check a published table of batch-size results for impossible or confounded entries.
 
-    docs/audit.md lists the columns and the checks.
+    It needs a column batch_size. Learning rate, steps, tokens, loss, hours and others are checked
+    if the headers name them.
     """
     from sweep.analysis.audit import audit as audit_tables
 

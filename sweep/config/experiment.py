@@ -205,7 +205,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
     command: Annotated[Command | None, RunFlag(Group.MODEL)] = None
-    """Your training script, with placeholders such as {batch_size}: docs/script.md."""
+    """Your training script, with placeholders such as {batch_size}."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Train to this validation loss, at a constant rate; the budget is a cap."""
     optimizer: OptimizerSettings = OptimizerSettings()

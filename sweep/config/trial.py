@@ -89,7 +89,7 @@ class Services(Settings, use_attribute_docstrings=True):
     """The executor and the stores of a command; they may differ from command to command."""
 
     executor: Annotated[Literal["local", "ray", "slurm"], RunFlag(Group.DEVICES)] = "local"
-    """The machines that run trials: docs/ray.md, docs/slurm.md."""
+    """The machines that run trials."""
     ray_address: Annotated[str | None, RunFlag(Group.DEVICES, metavar="HOST:PORT")] = None
     """A running Ray cluster."""
     slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None

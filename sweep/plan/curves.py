@@ -2,7 +2,7 @@
 
 A curve is quadratic in the log rate on both sides of its lowest point, and on one side at most
 `STEEPNESS` times as steep as on the other. It is possible if its sum of squared residuals exceeds
-the least one by at most `SLACK` variances of a loss: docs/statistics.md.
+the least one by at most `SLACK` variances of a loss.
 """
 
 import math

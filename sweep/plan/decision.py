@@ -2,7 +2,7 @@
 
 If a sweep has several optimizers, each of them with each batch size counts as a batch size here.
 The intervals hold for all batch sizes together and, if seeds were added until the answer was
-clear, for all looks together: docs/statistics.md has their derivation and simulated error rates.
+clear, for all looks together. The documentation on statistics has their derivation.
 All arrays may hold many sweeps at once.
 """
 

@@ -1,4 +1,4 @@
-"""Rate, β2 and weight decay by batch size, and the search for them (docs/tuning.md)."""
+"""Rate, β2 and weight decay by batch size, and the search for them."""
 
 import math
 import re

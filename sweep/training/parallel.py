@@ -1,6 +1,6 @@
 """One trial on several devices: a process per device, whose gradients are summed (ZeRO 0 to 3).
 
-docs/devices.md has a table of the stages, those of Rajbhandari et al. 2019 (arXiv:1910.02054).
+The stages are those of Rajbhandari et al. 2019 (arXiv:1910.02054).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""One attempt of one trial, from taking the lease to result.json (docs/results.md names its keys).
+"""One attempt of one trial, from taking the lease to result.json.
 
 A trial on several devices has a process for each, started by that of the attempt.
 """

@@ -84,7 +84,7 @@ class TrialStatus:  # state.json, which only the runner writes
 
 
 class Result(BaseModel):
-    """The keys of result.json that decide what happens next; docs/results.md lists all keys."""
+    """The keys of result.json that decide what happens next."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
