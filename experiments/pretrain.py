@@ -1,6 +1,9 @@
 """Language models as workloads, and next-token prediction on a text."""
 
+from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,7 +24,7 @@ from sweep.data.tokens import (
     pretrained_path,
 )
 from sweep.errors import SweepError
-from sweep.models import HasHidden, Pretrained, autocast, build_model
+from sweep.models import HasHidden, autocast, build_model
 from sweep.trial import watchdog
 from sweep.trial.folder import TrialFolder, identify_start
 from sweep.workloads import ranks
@@ -46,6 +49,30 @@ def gather(
 def document_of_targets(tokens: NDArray[np.integer], end: int) -> NDArray[np.int64]:
     """Return the document of each target, (N − 1,), by number; a separator ends its own."""
     return np.cumsum(tokens[:-1] == end, dtype=np.int64)
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """A model that reads a folder of transformers, and that LoRA can be applied to."""
+
+    def load(self, folder: Path) -> None:
+        """Load the weights of a folder."""
+
+    def add_adapters(self, rank: int, seed: int) -> None:
+        """Freeze the weights and add adapters, which alone belong to the state dict."""
+
+
+def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor]:
+    """Return `compute(part)` for every part in all processes; each process computes some."""
+    if not ranks.is_distributed():
+        return [compute(part) for part in parts]
+    results: list[Tensor] = []
+    for first in range(0, len(parts), ranks.count()):
+        index = first + ranks.rank()
+        result = compute(parts[min(index, len(parts) - 1)])  # equally often, for sharded weights
+        every = ranks.all_gather(result.cpu() if index < len(parts) else None)
+        results += [other.to(result.device) for other in every if other is not None]
+    return results
 
 
 class LanguageWorkload(Workload):
@@ -212,7 +239,7 @@ class Pretrain(LanguageWorkload):
             return self.token_losses(model, self._windows(tokens, part))
 
         parts = [indices[first : first + size] for first in range(0, len(indices), size)]
-        return torch.cat(ranks.share_out(parts, losses)).cpu().double().numpy()
+        return torch.cat(share_out(parts, losses)).cpu().double().numpy()
 
     def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
         windows = torch.from_numpy(gather(tokens, indices, self.tokens_per_sequence))

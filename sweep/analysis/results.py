@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sweep.analysis import frames
 from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
 from sweep.analysis.checks import (
     CURVE_CHECKS,
@@ -25,19 +26,6 @@ from sweep.analysis.checks import (
     supports_fit,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
-from sweep.analysis.frames import (
-    TRIAL_COLUMNS,
-    SweepTables,
-    find_gains,
-    format_range,
-    load_tables,
-    mean_of,
-    policy_labels,
-    read_csv,
-    report_trials,
-    to_numbers,
-    with_objective,
-)
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.config.numbers import MOST_BATCHES, format_count
@@ -72,20 +60,20 @@ class PolicyResult:
         return [check for check in self.failed if check.blocks_claims]
 
 
-class Sweep(SweepTables):
+class Sweep(frames.SweepTables):
     """A sweep folder that was read; `plan`, `trials` and `curves` are its tables."""
 
     @cached_property
     def compared(self) -> pd.DataFrame:
         """The trials with the objective in place of the final loss."""
-        return with_objective(self.trials, self.plan.settings.objective)
+        return frames.with_objective(self.trials, self.plan.settings.objective)
 
     @cached_property
     def policies(self) -> tuple[PolicyResult, ...]:
         """Checks and answer of each policy, in the plan's order."""
         settings = self.plan.settings
         steps = None if settings.target is None else steps_to_target(self)
-        trials = with_objective(self.trials, settings.objective, settings.objective.sign)
+        trials = frames.with_objective(self.trials, settings.objective, settings.objective.sign)
         results = judge_trials(trials, settings.objective, steps, self.plan)
         return tuple(self._with_next_step(result) for result in results)
 
@@ -151,7 +139,7 @@ def load_sweep(path: str | Path) -> Sweep:
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
-    return Sweep(**vars(load_tables(path)))
+    return Sweep(**vars(frames.load_tables(path)))
 
 
 def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
@@ -182,7 +170,7 @@ def answer(
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise SweepError(f"tolerance must be a positive number, got {tolerance:g}. Try 0.01.")
-    trials = trials if isinstance(trials, pd.DataFrame) else read_csv(Path(trials))
+    trials = trials if isinstance(trials, pd.DataFrame) else frames.read_csv(Path(trials))
     table = _read_table(trials, metric)
     units = table["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
@@ -191,7 +179,7 @@ def answer(
         compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
     else:
         table = table.assign(final_valid_loss=compared.sign * table[metric], target=math.nan)
-    result = leading(judge_trials(table.reindex(columns=list(TRIAL_COLUMNS)), compared))
+    result = leading(judge_trials(table.reindex(columns=list(frames.TRIAL_COLUMNS)), compared))
     return result.answer if result else None
 
 
@@ -203,18 +191,18 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     if missing := sorted({*REQUIRED, metric} - {*trials}):
         names = ", ".join(map(str, trials))[:500]
         raise SweepError(f"trials must have the column {missing[0]}, got {names}. Add it.")
-    trials = trials.reset_index(drop=True).reindex(columns=[*{**TRIAL_COLUMNS, metric: ""}])
-    dtypes = {**TRIAL_COLUMNS, "seed": "object", metric: "float64"}
+    trials = trials.reset_index(drop=True).reindex(columns=[*{**frames.TRIAL_COLUMNS, metric: ""}])
+    dtypes = {**frames.TRIAL_COLUMNS, "seed": "object", metric: "float64"}
     converted, is_allowed = {}, {}
     for name, dtype in dtypes.items():
         values, is_given = trials[name], trials[name].notna()
         if dtype.startswith(("int", "float")):
-            converted[name] = to_numbers(values)
+            converted[name] = frames.to_numbers(values)
             is_allowed[f"{name} must be a number or empty"] = converted[name].notna() | ~is_given
         else:
             texts = [value if name == "seed" else str(value) for value in values]
             converted[name] = pd.Series(texts, dtype=object).where(is_given, None)
-    table = pd.DataFrame(converted).assign(label=policy_labels)
+    table = pd.DataFrame(converted).assign(label=frames.policy_labels)
     sizes, rates, is_tuning = table["batch_size"], table["learning_rate"], table["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
     rate_counts = table.groupby(keys)["learning_rate"].transform("nunique")
@@ -324,7 +312,7 @@ def _decide_policy(
     return results
 
 
-def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float | None]:
+def _settle(sweep: frames.SweepTables, result: PolicyResult) -> tuple[str | None, float | None]:
     """Return the command that would settle what the answer leaves open, and its least seconds."""
     assert result.answer is not None
     plan, rows = sweep.plan, result.answer.batch_sizes
@@ -359,7 +347,7 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     return command, float(seconds[nearest]) * tuning
 
 
-def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str | None:
+def _repeat(sweep: frames.SweepTables, result: PolicyResult, blocking: set[str]) -> str | None:
     """Return the command of a new sweep with equal tokens, or with rates around those at an end."""
     plan, flags = sweep.plan, dict[str, Any]()
     if "tokens_differ" in blocking:
@@ -416,7 +404,7 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
-    reports = report_trials(sweep.compared)
+    reports = frames.report_trials(sweep.compared)
     complete = reports[reports["state"] == "COMPLETE"]
     if complete.empty:
         states = reports["cause"].fillna(reports["state"]).fillna("unknown").value_counts()
@@ -427,18 +415,18 @@ def _without_answer(sweep: Sweep) -> str:
         return f"Nothing can be compared: {counts or none}.{remedy}"
     size, label = complete[["batch_size", "label"]].iloc[0]
     complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
-    gains = find_gains(sweep) if sweep.plan.settings.traits.samples else []
+    gains = frames.find_gains(sweep) if sweep.plan.settings.traits.samples else []
     if gains and gains[0]["difference"] is not None:
         gain = gains[0]["difference"]
         return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
-    loss = mean_of(complete["final_valid_loss"].astype(float).to_list())
+    loss = frames.mean_of(complete["final_valid_loss"].astype(float).to_list())
     title = sweep.plan.settings.traits.objective.title
     return f"At batch size {size} the {title} is {loss:.4f}. Nothing is compared."
 
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
-    own = trials.assign(label=policy_labels)
+    own = trials.assign(label=frames.policy_labels)
     own = own[own["label"] == label]
     reports, tuned = (own[own["stage"] == stage] for stage in ("report", "tune"))
     names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
@@ -456,11 +444,11 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
     if set(reports["policy"]) == {"tuned"} and len(tuned):
-        counts = format_range(tuned.groupby("batch_size").size())
+        counts = frames.format_range(tuned.groupby("batch_size").size())
         text = f"{' and '.join(names)} tuned by {counts} trials"
         budget = plan.settings.tuning.budget if plan else None
         parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
-    seeds = format_range(reports.groupby("batch_size")["seed"].nunique())
+    seeds = frames.format_range(reports.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"

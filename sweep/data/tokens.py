@@ -23,16 +23,7 @@ from numpy.typing import NDArray
 from sweep.config import sha256_of_file
 from sweep.config.hub import model_folder
 from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import (
-    SEPARATOR,
-    SPLITS,
-    TEXT,
-    Piece,
-    Reader,
-    check_unchanged,
-    identify_data,
-    open_data,
-)
+from sweep.data import sources
 from sweep.errors import SweepError, user_code
 from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
@@ -93,7 +84,7 @@ def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> 
     return path
 
 
-def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
+def train_bpe(pieces: Iterable[sources.Piece], vocabulary: int, path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     def first_texts() -> Iterator[str]:
@@ -109,7 +100,7 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[SEPARATOR],
+        special_tokens=[sources.SEPARATOR],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -151,7 +142,7 @@ def find_prepared(
             return None
         train, valid = (
             np.memmap(folder / f"{split}.bin", data["dtype"], "r", shape=data[f"{split}_tokens"])
-            for split in SPLITS
+            for split in sources.SPLITS
         )
         hashes = data["sha256_of_files"].items()
         if verify and any(sha256_of_file(folder / name) != sha256 for name, sha256 in hashes):
@@ -187,8 +178,10 @@ def prepare_data(
             folder.mkdir()
             try:
                 on_progress("reading the data")
-                _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
-                check_unchanged(identity, path)
+                _write(
+                    sources.open_data(identity, path), tokenizer, pretrained, folder, on_progress
+                )
+                sources.check_unchanged(identity, path)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -200,7 +193,7 @@ def prepare_data(
 
 
 def _write(
-    readers: dict[str, Reader],
+    readers: dict[str, sources.Reader],
     settings: TokenizerSettings,
     pretrained: str | Path | None,
     folder: Path,
@@ -215,7 +208,7 @@ def _write(
     tokenizer = TextTokenizer(path, settings.end, settings.vocabulary)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
     data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
-    for split in SPLITS:
+    for split in sources.SPLITS:
         on_progress(f"tokenizing {split}")
         counts = write_tokens(readers[split](), tokenizer, folder / f"{split}.bin", dtype)
         if counts["documents"] == 0:
@@ -226,7 +219,7 @@ def _write(
 
 
 def write_tokens(
-    pieces: Iterable[Piece], tokenizer: TextTokenizer, path: Path, dtype: str
+    pieces: Iterable[sources.Piece], tokenizer: TextTokenizer, path: Path, dtype: str
 ) -> dict[str, int]:
     counts = dict.fromkeys(("tokens", "documents", "bytes"), 0)
     separator = np.array([tokenizer.end], dtype).tobytes()
@@ -243,8 +236,8 @@ def write_tokens(
     return counts
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch, characters = list[Piece](), 0
+def _batches(pieces: Iterable[sources.Piece]) -> Iterator[list[sources.Piece]]:
+    batch, characters = list[sources.Piece](), 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece.text)
@@ -255,8 +248,10 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield batch
 
 
-def describe_data(source: str, tokenizer: TokenizerSettings, column: str = TEXT) -> dict[str, Any]:
-    identity = identify_data(source, column)
+def describe_data(
+    source: str, tokenizer: TokenizerSettings, column: str = sources.TEXT
+) -> dict[str, Any]:
+    identity = sources.identify_data(source, column)
     text = find_prepared(identity, tokenizer)
     folder = _folder(identity, tokenizer)
     return {

@@ -28,17 +28,6 @@ class HasHidden(Protocol):
         """Return the output projection, (V, D)."""
 
 
-@runtime_checkable
-class Pretrained(Protocol):
-    """A model that reads a folder of transformers, and that LoRA can be applied to."""
-
-    def load(self, folder: Path) -> None:
-        """Load the weights of a folder."""
-
-    def add_adapters(self, rank: int, seed: int) -> None:
-        """Freeze the weights and add adapters, which alone belong to the state dict."""
-
-
 def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) -> nn.Module:
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):

@@ -30,13 +30,7 @@ from sweep.plan import rates
 from sweep.plan.curves import best_log_rates, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
-from sweep.tracking.store import (
-    ANSWER_SECONDS,
-    reading,
-    set_aside_damaged,
-    sqlite_fault,
-    with_driver,
-)
+from sweep.tracking import store
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, has_failed
 
@@ -243,7 +237,7 @@ class Tuning:
         while not self.schedule.is_ending:
             try:
                 if self.is_default:
-                    set_aside_damaged(self.folder.path / "optuna.db")
+                    store.set_aside_damaged(self.folder.path / "optuna.db")
                 storage = open_storage(self.storage_url)
                 for study in studies:
                     study.record(storage)
@@ -321,11 +315,11 @@ def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:
 def open_storage(url: str) -> BaseStorage:
     """Open a database of studies, which holds no connection while trials run."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
+    os.environ.setdefault("PGCONNECT_TIMEOUT", store.ANSWER_SECONDS)
     pool = {"poolclass": sqlalchemy.NullPool}
     with (
-        reading("The database of --storage", url),
-        sqlalchemy.create_engine(url := with_driver(url), **pool).begin() as connection,
+        store.reading("The database of --storage", url),
+        sqlalchemy.create_engine(url := store.with_driver(url), **pool).begin() as connection,
     ):
         if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
             lock = sqlalchemy.func.pg_advisory_xact_lock(5_000_000)
@@ -338,7 +332,7 @@ def open_storage(url: str) -> BaseStorage:
 
 def is_without_answer(error: BaseException | None) -> bool:
     """Return True if a database server does not answer, or another process locks the file."""
-    return sqlite_fault(error) == "locked" or any(
+    return store.sqlite_fault(error) == "locked" or any(
         isinstance(cause, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError)
         and not isinstance(cause.orig, sqlite3.Error)
         for cause in causes_of(error)

@@ -17,22 +17,9 @@ from sweep.analysis.scaling import rate_exponent
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
 from sweep.plan.plan import LEAST_SEEDS
+from sweep.report import vega
 from sweep.report.drawing import draw
-from sweep.report.vega import (
-    BOTTOM,
-    COUNT,
-    DASHES,
-    SHAPES,
-    SIZE,
-    TOP,
-    Spec,
-    batch_axis,
-    channel,
-    layer,
-    names,
-    panel,
-    size_color,
-)
+from sweep.report.vega import BOTTOM, COUNT, DASHES, SHAPES, SIZE, TOP, Spec
 
 RED, GREEN = "#d0342c", "#1a9468"
 VERDICTS = {WITHIN: "diamond", UNDECIDED: "square", OUTSIDE: "circle"}
@@ -107,24 +94,24 @@ def _plot_gaps(sweep: Sweep, answer: Answer, is_named: bool) -> Spec:
     bounded = rows.assign(**{"at most": rows["at most"].mask(is_open, top)})
     bounded["at least"] = rows["at least"].fillna(0.0)  # intervals without an end reach the edges
     title = f"given up{f' [{unit}]' if unit else ''}, log from {margin:g}"
-    y = channel("given up", [0, top], title)
+    y = vega.channel("given up", [0, top], title)
     y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top], "clamp": True}
     ticks = [margin * step * 10.0**power for power in range(300) for step in (1, 2, 5)]
     y["axis"]["values"] = [0, *(tick for tick in ticks if tick <= top)]
-    x, color = batch_axis(sweep.batch_sizes), size_color(sweep.batch_sizes)
+    x, color = vega.batch_axis(sweep.batch_sizes), vega.size_color(sweep.batch_sizes)
     low, high = y | {"field": "at least"}, {"field": "at most"}
     verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
-    shape = names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
+    shape = vega.names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
     band, best = [{"at least": 0, "at most": margin}], [{"recommended": answer.recommended}]
     rows = rows[[SIZE, *ends, "seeds", RATE, "verdict"]]
     layers = [
-        layer("rect", band, None, low, y2=high, color=GREEN, opacity=0.15),
-        layer("rule", best, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
-        layer("rule", bounded[[SIZE, *ends]], x, low, y2=high, color=color, strokeWidth=2.5),
-        layer("point", rows[is_open], x, TOP, color=color, shape="triangle-up"),
-        layer("point", rows, x, y, color=color, shape=shape, size=90),
+        vega.layer("rect", band, None, low, y2=high, color=GREEN, opacity=0.15),
+        vega.layer("rule", best, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
+        vega.layer("rule", bounded[[SIZE, *ends]], x, low, y2=high, color=color, strokeWidth=2.5),
+        vega.layer("point", rows[is_open], x, TOP, color=color, shape="triangle-up"),
+        vega.layer("point", rows, x, y, color=color, shape=shape, size=90),
     ]
-    return panel(layers, sweep.batch_sizes, answer.policy if is_named else "")
+    return vega.panel(layers, sweep.batch_sizes, answer.policy if is_named else "")
 
 
 def plot_loss(sweep: Sweep) -> Chart | None:
@@ -188,22 +175,22 @@ def _plot_sizes(
     middle = middle.reset_index()
     ends = [*middle["low"], *middle["high"]] if is_loss else [0.0]
     form = COUNT * metric.startswith("tokens")
-    x, y = batch_axis(sizes), channel(name, [*complete[name], *ends], title or name, form)
+    x, y = vega.batch_axis(sizes), vega.channel(name, [*complete[name], *ends], title or name, form)
     tables = _report_trials(sweep.trials), trials
     labels, present = (table[POLICY].unique().tolist() for table in tables)
-    shape, dash = (names(POLICY, labels, marks, present) for marks in (SHAPES, DASHES))
-    color = size_color(sizes)
+    shape, dash = (vega.names(POLICY, labels, marks, present) for marks in (SHAPES, DASHES))
+    color = vega.size_color(sizes)
     keys, is_diverged = [SIZE, POLICY, "seed"], trials["cause"] == "diverged"
     seeds, diverged = complete[[*keys, name]], trials.loc[is_diverged, [*keys, "cause"]]
     edge = _worst_edge(sweep)
     layers = [
-        layer("line", middle, x, y, strokeDash=dash),
-        layer("rule", middle, x, y | {"field": "low"}, y2={"field": "high"}, color=color),
-        layer("point", seeds, x, y, color=color, shape=shape, size=25, opacity=0.5),
-        layer("point", middle, x, y, color=color, shape=shape, size=70),
-        layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
+        vega.layer("line", middle, x, y, strokeDash=dash),
+        vega.layer("rule", middle, x, y | {"field": "low"}, y2={"field": "high"}, color=color),
+        vega.layer("point", seeds, x, y, color=color, shape=shape, size=25, opacity=0.5),
+        vega.layer("point", middle, x, y, color=color, shape=shape, size=70),
+        vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
     ]
-    return panel(layers, sizes)
+    return vega.panel(layers, sizes)
 
 
 def plot_curves(sweep: Sweep) -> Chart | None:
@@ -237,23 +224,25 @@ def plot_curves(sweep: Sweep) -> Chart | None:
         means = rows[is_mean].sort_values(traits.tokens).groupby(keys).last()[name]
         rows["trial"] = rows["trial"].mask(is_mean)
         settled = rows.loc[rows[traits.tokens] >= START * rows[traits.tokens].max(), name]
-        x = channel(traits.tokens, [0, *rows[traits.tokens]], f"training {traits.tokens}", COUNT)
+        x = vega.channel(
+            traits.tokens, [0, *rows[traits.tokens]], f"training {traits.tokens}", COUNT
+        )
         is_loss = metric == "train/loss" and objective.name == LOSS.name
         has_unit = objective.label and (is_loss or metric == objective.curve)
         y_title = f"{name} [{objective.label}]" if has_unit else name
         scale = "narrow" if metric.endswith("/loss") else "linear"
-        y = channel(name, settled, y_title, scale=scale)
-        labels, color = [*trials[POLICY].unique()], size_color(sweep.batch_sizes)
-        dash = names(POLICY, labels, DASHES)
+        y = vega.channel(name, settled, y_title, scale=scale)
+        labels, color = [*trials[POLICY].unique()], vega.size_color(sweep.batch_sizes)
+        dash = vega.names(POLICY, labels, DASHES)
         edge = _worst_edge(sweep) if metric == objective.curve else TOP
         diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
         diverged = diverged.rename(columns={"tokens": traits.tokens})
         by_trial = {"color": color, "strokeDash": dash, "detail": {"field": "trial"}}
         layers = [
-            layer("line", rows, x, y, **by_trial, tooltip=True),
-            layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
+            vega.layer("line", rows, x, y, **by_trial, tooltip=True),
+            vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
         ]
-        panels.append(panel(layers, sweep.batch_sizes))
+        panels.append(vega.panel(layers, sweep.batch_sizes))
         title = f"The curves of {name} end at {format_range(means, '.4g')}"
     return Chart(title, panels) if panels else None
 
@@ -296,22 +285,22 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
             best = {RATE: rate.optimum, name: float(values(rate.fit.level))}
             optima.append({SIZE: rate.batch_size, **best})
     sizes, edge = sweep.batch_sizes, _worst_edge(sweep)
-    x = channel(RATE, trials[RATE], "peak learning rate", scale="log")
+    x = vega.channel(RATE, trials[RATE], "peak learning rate", scale="log")
     shown = [*trials[name], *(row[name] for row in optima)]
-    y = channel(name, shown, f"{name}, tuning seeds", COUNT * objective.is_ratio, "narrow")
-    color, columns = size_color(sizes), [SIZE, RATE, "seed", "state", "loss"]
+    y = vega.channel(name, shown, f"{name}, tuning seeds", COUNT * objective.is_ratio, "narrow")
+    color, columns = vega.size_color(sizes), [SIZE, RATE, "seed", "state", "loss"]
     far, lost, pruned = (
         trials.loc[rows, columns] for rows in (is_far, is_lost & ~is_pruned, is_pruned)
     )
     layers = [
-        layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
-        layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),
-        layer("point", optima, x, y, color=color, shape="diamond", size=80),
-        layer("point", far, x, edge, color=color, shape="triangle-up"),
-        layer("point", lost, x, edge, color=color, shape="cross", size=70),
-        layer("point", pruned, x, edge, color=color, shape="triangle-down"),
+        vega.layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
+        vega.layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),
+        vega.layer("point", optima, x, y, color=color, shape="diamond", size=80),
+        vega.layer("point", far, x, edge, color=color, shape="triangle-up"),
+        vega.layer("point", lost, x, edge, color=color, shape="cross", size=70),
+        vega.layer("point", pruned, x, edge, color=color, shape="triangle-down"),
     ]
-    return panel(layers, sizes, result.label if is_named else "")
+    return vega.panel(layers, sizes, result.label if is_named else "")
 
 
 def plot_steps(sweep: Sweep) -> Chart | None:
@@ -323,9 +312,11 @@ def plot_steps(sweep: Sweep) -> Chart | None:
         return None
     sizes, labels = sweep.batch_sizes, [*curves]
     target = next(iter(curves.values())).target
-    x, color = batch_axis(sizes), size_color(sizes)
-    y = channel("steps", trials["steps"], f"steps to a validation loss of {target:g}", scale="log")
-    shape, dash = names(POLICY, labels, SHAPES), names(POLICY, labels, DASHES)
+    x, color = vega.batch_axis(sizes), vega.size_color(sizes)
+    y = vega.channel(
+        "steps", trials["steps"], f"steps to a validation loss of {target:g}", scale="log"
+    )
+    shape, dash = vega.names(POLICY, labels, SHAPES), vega.names(POLICY, labels, DASHES)
     columns = [SIZE, POLICY, "seed", "steps", "tokens"]
     means = trials[~trials["is_censored"].astype(bool)].groupby(SIZE)["steps"].mean()
     reach = f"takes {format_range(means)} steps" if len(means) else "was not reached"
@@ -336,16 +327,18 @@ def plot_steps(sweep: Sweep) -> Chart | None:
         grid = np.geomspace(min(sizes), max(sizes), 60)
         steps = curve.fit.s_min.value + curve.fit.e_min.value / grid
         fit = {"size": grid, POLICY: label, "steps": steps}
-        layers.append(layer("line", fit, x | {"field": "size"}, y, strokeDash=dash, strokeWidth=1))
+        layers.append(
+            vega.layer("line", fit, x | {"field": "size"}, y, strokeDash=dash, strokeWidth=1)
+        )
         critical = curve.fit.b_crit
         if supports_fit(curve) and curve.covers(critical.value):
             low, high = np.clip(critical[1:], min(sizes), max(sizes))
             row = [{"low": low, "high": high, "critical": critical.value}]
             start, end = x | {"field": "low"}, {"field": "high"}
-            layers.append(layer("rect", row, start, None, x2=end, opacity=0.12))
-            layers.append(layer("rule", row, x | {"field": "critical"}, None))
+            layers.append(vega.layer("rect", row, start, None, x2=end, opacity=0.12))
+            layers.append(vega.layer("rule", row, x | {"field": "critical"}, None))
             title += f"; critical batch size {critical:.3g} with {label}"
     for is_censored, rows in trials.groupby("is_censored"):
         form = {"shape": "triangle-up", "filled": False} if is_censored else {"shape": shape}
-        layers.append(layer("point", rows[columns], x, y, color=color, size=45, **form))
-    return Chart(title, [panel(layers, sizes)])
+        layers.append(vega.layer("point", rows[columns], x, y, color=color, size=45, **form))
+    return Chart(title, [vega.panel(layers, sizes)])

@@ -24,14 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from sweep.errors import (
-    SweepError,
-    WorkerDied,
-    causes_of,
-    describe_error,
-    user_location,
-    without_secrets,
-)
+from sweep import errors
 from sweep.plan.retry import Outcome, judge_death
 from sweep.trial.files import cache_dir
 from sweep.trial.folder import TrialFolder
@@ -95,7 +88,7 @@ class FreshProcess:
             self._pipe.send((settings, os.getcwd(), safe_path(), ends_itself))
             self._pipe.send((function, arguments))
         except (OSError, EOFError) as error:
-            raise WorkerDied(1, "the process that starts workers has ended") from error
+            raise errors.WorkerDied(1, "the process that starts workers has ended") from error
 
     def stop(self, word: str = "stopped") -> None:
         """Make `should_stop` answer with this word."""
@@ -121,7 +114,7 @@ class FreshProcess:
             return answers["result"]
         message = f"not done after {timeout:g} s" if is_late else answers.get("error", "")
         oom_killed = oom_kills() > self._killed_before
-        raise WorkerDied(answers.get("exit code", 1), message, is_late, oom_killed)
+        raise errors.WorkerDied(answers.get("exit code", 1), message, is_late, oom_killed)
 
 
 def _pass_to_server(pipe: Connection) -> None:
@@ -196,7 +189,7 @@ def _run(pipe: Connection) -> None:
         threading.Thread(target=listen, daemon=True).start()
         answer = {"result": function(*arguments, lambda: stops[0] if stops else None)}
     except Exception as error:
-        answer = {"error": describe_error(error) + _log_user_error(error)}
+        answer = {"error": errors.describe_error(error) + _log_user_error(error)}
     with contextlib.suppress(OSError):
         pipe.send(answer)
     with contextlib.suppress(OSError, ValueError):
@@ -208,11 +201,11 @@ def _run(pipe: Connection) -> None:
 def _log_user_error(error: BaseException) -> str:
     """Write the traceback of an error in user code to a log; return a sentence about it."""
     log = cache_dir() / "user-code.log"
-    if not any(map(user_location, causes_of(error))):
+    if not any(map(errors.user_location, errors.causes_of(error))):
         return ""
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(without_secrets("".join(traceback.format_exception(error))))
+        log.write_text(errors.without_secrets("".join(traceback.format_exception(error))))
         return f" The traceback is in {log}."
     return ""
 
@@ -221,7 +214,7 @@ def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
     """Wait for the process of an attempt; judge its death."""
     try:
         return process.result()  # type: ignore[no-any-return]
-    except WorkerDied as error:
+    except errors.WorkerDied as error:
         return judge_death(error.exit_code, error.oom_killed, folder.log_path)
 
 
@@ -229,8 +222,8 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
     """Return the result of a module-level function in a fresh process; raise only SweepError."""
     try:
         return FreshProcess(_call, function, arguments).result(timeout=seconds)
-    except WorkerDied as error:
-        raise SweepError(str(error)) from error
+    except errors.WorkerDied as error:
+        raise errors.SweepError(str(error)) from error
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], should_stop: object) -> Any:

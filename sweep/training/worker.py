@@ -23,18 +23,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sweep import errors
 from sweep.config.objects import check_code
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
-from sweep.errors import (
-    CorruptFile,
-    FolderInUse,
-    Superseded,
-    UnusableCheckpoint,
-    describe_error,
-    printable,
-    without_secrets,
-)
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome
 from sweep.training import device as machine
@@ -92,16 +84,16 @@ def run_attempt(
             if config.execution.devices > 1 and not ranks.is_distributed():
                 return _launch(config, path, status, poll)
             return _run(config, status, store, poll)
-        except (Superseded, FolderInUse) as error:
+        except (errors.Superseded, errors.FolderInUse) as error:
             return Outcome("superseded", str(error))
         except BaseException as error:  # the user's code may raise anything
             if problem := files.storage_problem(error, folder.path):
                 return Outcome("storage", problem)
-            print(without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
-            if isinstance(error, UnusableCheckpoint):
+            print(errors.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
+            if isinstance(error, errors.UnusableCheckpoint):
                 return Outcome("preempted", str(error))
-            text = without_secrets(describe_error(error))[:MESSAGE_CHARACTERS]
-            message = printable(" ".join(text.split()))
+            text = errors.without_secrets(errors.describe_error(error))[:MESSAGE_CHARACTERS]
+            message = errors.printable(" ".join(text.split()))
             return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
 
 
@@ -260,7 +252,9 @@ def write_result(
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     epochs = step and step.workload.epochs()
     if files.find_sha256(folder.metrics_path) != metrics_sha256:
-        raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
+        raise errors.CorruptFile(
+            f"{folder.metrics_path} was changed during training. Run it again."
+        )
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
     to_target = None
     if final and final.valid_losses is not None:

@@ -1,7 +1,6 @@
 """Communication between the processes of one trial, one per device; a single one sends nothing."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -42,16 +41,3 @@ def broadcast(value: Value) -> Value:
     if is_distributed():
         dist.broadcast_object_list(values, src=0)
     return values[0]
-
-
-def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor]:
-    """Return `compute(part)` for every part in all processes; each process computes some."""
-    if not is_distributed():
-        return [compute(part) for part in parts]
-    results: list[Tensor] = []
-    for first in range(0, len(parts), count()):
-        index = first + rank()
-        result = compute(parts[min(index, len(parts) - 1)])  # equally often, for sharded weights
-        every = all_gather(result.cpu() if index < len(parts) else None)
-        results += [other.to(result.device) for other in every if other is not None]
-    return results

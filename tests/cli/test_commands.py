@@ -174,7 +174,7 @@ def test_run_ends_with_the_answer_and_keeps_the_files_that_it_was_told_to(call, 
     code, text = call("run", *QUADRATIC, "--out", "s", "--quiet", "--keep", "none")
     lines = text[text.index("Provisionally, use batch size ") :].splitlines()
     assert code == 0 and 3 <= len(lines) <= 6
-    assert lines[-3].startswith("This is provisional: The learning rate is 0.05 at every batch size.")
+    assert lines[-3].startswith("This is provisional: The learning rate is 0.05 at every")
     assert lines[-2].startswith("Also: The number of seeds is 1 at every batch size.")
     assert lines[-1].startswith("Next, at least ") and lines[-1].endswith("--seeds auto")
     assert not list(tmp_path.glob("s/trials/*/*.safetensors"))

@@ -101,7 +101,8 @@ def test_a_curve_is_the_mean_of_the_complete_seeds_and_other_trials_have_their_o
     (line,) = layers(charts.plot_curves(sweep), "line")
     series = {}
     for row in line["data"]["values"]:
-        series.setdefault((row["policy"], row[SIZE], row.get("trial")), []).append(row["training loss"])
+        key = row["policy"], row[SIZE], row.get("trial")
+        series.setdefault(key, []).append(row["training loss"])
     is_complete = sweep.trials["state"] == "COMPLETE"
     points = sweep.curves[sweep.curves["train/loss"].notna()]
     others = set(points["id"]) - set(sweep.trials.loc[is_complete, "id"])

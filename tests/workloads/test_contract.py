@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
+from sweep.experiments.pretrain import share_out
 from sweep.experiments.synthetic_stories import synthetic_identity
 from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
@@ -182,7 +183,7 @@ def exchange(rank, store, should_stop):
         assert ranks.all_gather(rank * 7) == [0, 7, 14]
         assert ranks.all_reduce_(torch.tensor([1.0, rank])).tolist() == [WORLD, 3.0]
         calls = []
-        squares = ranks.share_out([1, 2, 3, 4], lambda n: calls.append(n) or torch.full((n,), n**2))
+        squares = share_out([1, 2, 3, 4], lambda n: calls.append(n) or torch.full((n,), n**2))
         assert [part.tolist() for part in squares] == [[n**2] * n for n in (1, 2, 3, 4)]
         return len(calls)
     finally:
@@ -198,4 +199,4 @@ def test_one_process_sends_nothing():
     assert (ranks.is_distributed(), ranks.rank(), ranks.count()) == (False, 0, 1)
     assert ranks.broadcast(NAME) == NAME and ranks.broadcast(None) is None
     assert ranks.all_gather(3) == [3] and ranks.all_reduce_(torch.ones(1)).item() == 1
-    assert ranks.share_out([1, 2], lambda n: torch.tensor([n])) == [1, 2]
+    assert share_out([1, 2], lambda n: torch.tensor([n])) == [1, 2]
