@@ -177,7 +177,7 @@ def prepare_data(
                 shutil.rmtree(folder)
             folder.mkdir()
             try:
-                on_progress("reading the data")
+                on_progress("Reading the data")
                 _write(
                     sources.open_data(identity, path), tokenizer, pretrained, folder, on_progress
                 )
@@ -203,13 +203,13 @@ def _write(
     if settings.kind == "pretrained":
         shutil.copyfile(pretrained_path(pretrained, settings), folder / TOKENIZER)
     elif settings.kind == "bpe":
-        on_progress("training the tokenizer")
+        on_progress("Training the tokenizer")
         train_bpe(readers["train"](), settings.vocabulary, folder / TOKENIZER)
     tokenizer = TextTokenizer(path, settings.end, settings.vocabulary)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
     data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
     for split in sources.SPLITS:
-        on_progress(f"tokenizing {split}")
+        on_progress(f"Tokenizing {split}")
         counts = write_tokens(readers[split](), tokenizer, folder / f"{split}.bin", dtype)
         if counts["documents"] == 0:
             raise SweepError(f"the {split} data must hold a document, got none.")

@@ -84,7 +84,8 @@ class Plan(Inputs):
     """plan.json. It only ever grows."""
 
     experiment: str
-    sweep_uid: str = ""  # tags the sweep's runs and names its Optuna studies; kept by copies
+    # It tags the sweep's runs and names its Optuna studies; copies keep it.
+    sweep_uid: Annotated[str, Field(pattern=r"^\w*$")] = ""
     settings: Experiment  # with the precision and the evaluation resolved
     execution: Execution
     model: PlannedModel

@@ -38,7 +38,7 @@ from sweep.data.tokens import prepare_data
 stages = []
 def on_progress(stage):
     stages.append(stage)
-    if sys.argv[2:] == ["stop"] and stage == "tokenizing train":
+    if sys.argv[2:] == ["stop"] and stage == "Tokenizing train":
         print("stopped", flush=True)
         time.sleep(60)
 
@@ -48,7 +48,7 @@ text = prepare_data(identify_data(sys.argv[1]), sys.argv[1],
 
 DIGEST = """
 digest = hashlib.sha256(text.train.tobytes() + text.valid.tobytes()).hexdigest()
-print(digest, "tokenizing train" in stages)
+print(digest, "Tokenizing train" in stages)
 """
 
 

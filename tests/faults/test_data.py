@@ -80,7 +80,7 @@ def test_a_text_that_changes_while_it_is_tokenized_is_noticed(text):
     identity = identify_data(str(text))
 
     def change(work):
-        if work == "tokenizing train":
+        if work == "Tokenizing train":
             text.write_text(text.read_text().replace("Story 7 ", "Story 8 "))
 
     with pytest.raises(SweepError, match="has changed"):
