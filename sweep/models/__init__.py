@@ -1,7 +1,6 @@
 """Models, built from settings and a seed: the same initial weights on every machine."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
