@@ -133,13 +133,14 @@ def run(
 
         summary = run_planned(planned, quiet, retried_causes)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
-    print_results(document, folder, json)
-    if summary.untracked:
-        echo(summary.untracked, err=True)
-    if summary.problem:
-        echo(f"Error: {summary.problem} The same command resumes.", err=True)
-    elif summary.is_interrupted:
-        echo("Interrupted. The same command resumes.", err=True)
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # Ctrl-C of `… | tee log`
+        print_results(document, folder, json)
+        if summary.untracked:
+            echo(summary.untracked, err=True)
+        if summary.problem:
+            echo(f"Error: {summary.problem} The same command resumes.", err=True)
+        elif summary.is_interrupted:
+            echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
 
 

@@ -37,6 +37,11 @@ def describe_trial(row: dict[str, Any], title: str) -> str:
     return f"{name}{cell} {value}{state}".rstrip()
 
 
+class Display(Console):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # training goes on
+
+
 class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
 
@@ -49,7 +54,7 @@ class Progress(AbstractContextManager["Progress"]):
     ) -> None:
         self._folder, self._ids, self._is_quiet, self._least = folder, ids, is_quiet, least
         self._share = 0.0  # the bar never goes back
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
         self._started = time.monotonic()

@@ -190,8 +190,9 @@ def _stopping_on_signals(schedule: Scheduler) -> Iterator[None]:
     """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
 
     def stop(*_: object) -> None:
-        LOG.warning("Saving. Press Ctrl-C again to abort.")
+        is_second = schedule.is_stopping
         schedule.stop()
+        LOG.warning("Aborting." if is_second else "Saving. Press Ctrl-C again to abort.")
 
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
