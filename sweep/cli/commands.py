@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,8 @@ from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
 if TYPE_CHECKING:
     from sweep.memory.search import Measurement
-    from sweep.plan.plan import Plan
-    from sweep.trial.folder import Cause, SweepFolder
+    from sweep.plan.plan import PlannedTrial
+    from sweep.trial.folder import SweepFolder
 
 LOG = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
@@ -37,7 +38,8 @@ def newest_sweep() -> str:
     """Return the newest sweep of results/, by the time of its last planned trial."""
     plans = sorted(Path("results").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
     if not plans:
-        raise SweepError("DIR must be a sweep folder, and results/ has none. Give its path.")
+        problem = "DIR must be a sweep folder, and results/ has none"
+        raise SweepError(f"{problem}. Call `sweep run quick`, or give DIR.")
     echo(f"Sweep folder: {plans[-1].parent}", err=True)
     return str(plans[-1].parent)
 
@@ -47,6 +49,11 @@ def sweep_folder(text: str) -> "SweepFolder":
 
     refuse_links(Path(text))
     return SweepFolder(Path(text))
+
+
+def folder_or_newest(context: click.Context, _: click.Parameter, text: str | None) -> Any:
+    if not context.resilient_parsing:  # a shell only completes the command
+        return sweep_folder(newest_sweep() if text is None else text)
 
 
 def out_folder(text: str) -> Path:
@@ -62,7 +69,7 @@ def out_folder(text: str) -> Path:
 number_option = partial(click.option, type=click.IntRange(1), metavar="N")
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
 folder_argument = click.argument(
-    "folder", type=sweep_folder, metavar="[DIR]", required=False, default=newest_sweep
+    "folder", metavar="[DIR]", required=False, callback=folder_or_newest
 )
 verbose_option = click.option("--verbose", is_flag=True, help="Also print notes about internals.")
 
@@ -100,35 +107,38 @@ def run(
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
     """
-    say_planning(experiment, quiet)
+    say_start(f"Planning {experiment or 'the sweep'}", quiet)
     from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
-    from sweep.orchestration.runner import check_request, finished_summary, prepare
+    from sweep.orchestration.runner import check_request, finished_summary, prepare, rows_to_run
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, planned = request.folder, make_plan(request)
     if only:
-        chosen = {_match(prefix, planned.requested, "only"): None for prefix in only}
+        chosen = {_match(prefix, planned.requested, "only", "plan --json"): None for prefix in only}
         plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
         planned = replace(planned, plan=plan, requested=tuple(chosen))
     check_request(planned)
-    if dry_run:
-        print_plan(estimate(planned).command_rows(), json, is_verbose=verbose)
-        return 0
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
+    if dry_run:
+        rows = estimate(planned).command_rows()
+        print_plan(rows, rows_to_run(rows, folder, retried_causes), json, is_verbose=verbose)
+        return 0
     summary = finished_summary(planned, retried_causes)
     if summary is None:
         if not quiet:  # preparing the data may take long
             logging.getLogger("sweep").setLevel("INFO")
         prepare(planned)
         planned = estimate(planned)
+        rows = planned.command_rows()
+        to_run = rows_to_run(rows, folder, retried_causes)
         if not quiet:
-            print_plan(planned.command_rows(), to_stderr=True, is_verbose=verbose)
+            print_plan(rows, to_run, to_stderr=True, is_verbose=verbose)
         if not yes:
-            _confirm(planned.command_rows(), folder, retried_causes)
+            _confirm(to_run, "at least " * planned.adds_seeds)
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, quiet, retried_causes)
@@ -144,38 +154,31 @@ def run(
     return summary.exit_code
 
 
-def say_planning(experiment: str | None, quiet: bool = False) -> None:
-    """Print on a terminal that planning begins, before slow imports."""
+def say_start(text: str, quiet: bool = False) -> None:
+    """Print on a terminal what begins, before slow imports."""
     logging.getLogger("sweep").setLevel("WARNING" if quiet or not sys.stderr.isatty() else "INFO")
-    LOG.info("Planning %s", experiment or "the sweep")
+    LOG.info(text)
 
 
-def _match(prefix: str, ids: Iterable[str], name: str) -> str:
+def _match(prefix: str, ids: Iterable[str], name: str, list_command: str) -> str:
     matches = [trial_id for trial_id in ids if trial_id.startswith(prefix)]
     if len(matches) != 1:
         raise SweepError(
             f"{name} must match exactly one trial, got {prefix!r}, which matches {len(matches)}. "
-            "`sweep plan --json` and `sweep status DIR` list the ids."
+            f"`sweep {list_command}` lists the ids."
         )
     return matches[0]
 
 
-def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cause]") -> None:
-    from sweep.plan.retry import is_to_run
-
-    times = [
-        row.forecast_seconds
-        for row in plan.trials
-        if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes)
-    ]
+def _confirm(to_run: "Sequence[PlannedTrial]", least: str) -> None:
+    times = [row.forecast_seconds for row in to_run]
     seconds, question = sum(time or 0.0 for time in times), "The time that this takes is not known."
     if None not in times:
         if seconds <= CONFIRM_SECONDS:
             return
-        least = "at least " if plan.settings.seeds == "auto" else ""
         question = f"This takes an estimated {least}{format_seconds(seconds)}."
     if not sys.stdin.isatty():
-        raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
+        raise SweepError(f"{question} Confirm with --yes.")
     click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
@@ -194,12 +197,11 @@ def plan(
     **settings: Any,
 ) -> None:
     """Print the plan with memory, time, disk and cost, without training."""
-    say_planning(experiment)
+    say_start(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.planning import make_plan, read_request, save_plan
-    from sweep.orchestration.runner import holding
-    from sweep.plan.retry import is_to_run
+    from sweep.orchestration.runner import holding, rows_to_run
 
     request = read_request(experiment, settings, out)
     folder, cost = request.folder, None
@@ -208,11 +210,10 @@ def plan(
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     planned = estimate(make_plan(request, is_elsewhere=bool(size)))
     rows = planned.command_rows()
+    to_run = rows_to_run(rows, folder)
     if size:
-        ids = [str(row.id) for row in rows.known_trials]
-        finished = {i for i in ids if not is_to_run(folder.trial(i).read_status())}
-        cost = cost_on_cluster(rows, *size, price, finished)
-    print_plan(rows, json, cost=cost, is_verbose=verbose)
+        cost = cost_on_cluster(rows.model_copy(update={"trials": to_run}), *size, price)
+    print_plan(rows, to_run, json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
@@ -245,6 +246,7 @@ def check(experiment: str | None, out: Path | None, json: bool, **settings: Any)
 @common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict the memory of each batch size, and the largest microbatch that fits a device."""
+    say_start(f"Forecasting the memory of {experiment or 'tinystories'}")
     from sweep.orchestration.memory import forecast_memory
 
     _print_memory(forecast_memory(experiment, **settings), out, json)
@@ -296,7 +298,7 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
     from sweep.trial.folder import find_damage
 
     if watch:
-        with Progress(folder, None, is_quiet=False) as progress:
+        with Progress(folder, None, is_quiet=False, is_watching=True) as progress:
             while sweep_status(folder)["state"] == "RUNNING":
                 progress.update()
                 time.sleep(1.0)
@@ -351,16 +353,20 @@ def _open_page(address: str) -> None:
 def log(words: tuple[str, ...]) -> None:
     """Print a trial's losses and times, then its log. The start of its id is enough."""
     from sweep.cli.show import print_metrics
+    from sweep.plan.plan import parse_plan
 
     *folders, trial = words
-    if len(folders) > 1:
-        raise SweepError(f"log must have DIR and ID, got {len(words)} words.")
+    if len(folders) > 1 or Path(trial, "plan.json").exists():
+        got = shlex.join(words)
+        raise SweepError(f"log must have [DIR] ID, got {got}. `sweep status` lists the ids.")
     folder = sweep_folder(folders[0] if folders else newest_sweep())
-    trial_id = _match(trial, [planned.id for planned in folder.trials()], "a trial id")
+    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+    ids = [str(row.id) for row in plan.known_trials]
+    trial_id = _match(trial, ids, "ID", f"status {shlex.quote(str(folder.path))}")
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
-    print_metrics(folder.trial(trial_id).find_metrics())
+    print_metrics(folder.trial(trial_id).find_metrics(), plan.settings.traits.tokens)
     with path.open(errors="replace") as file:
         for line in iter(partial(file.readline, 1 << 20), ""):
             echo(line, nl=False)
@@ -417,6 +423,7 @@ def report(
     tracking_uri: str | None,
 ) -> None:
     """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
+    say_start("Writing the report")
     from sweep.plan.plan import parse_plan
     from sweep.report.report import write_report
     from sweep.tracking.mirror import Mirror
@@ -521,7 +528,8 @@ def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
     if code > 0:
-        remedy = f"Is the port in use? `sweep report {folder.path}` repairs the store."
+        repair = shlex.join(["sweep", "report", str(folder.path)])
+        remedy = f"Is the port in use? `{repair}` repairs the store."
         raise SweepError(f"MLflow's server ended with exit code {code}. {remedy}")
     return code
 

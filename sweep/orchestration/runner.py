@@ -18,6 +18,7 @@ from sweep.orchestration.costs import check_disk
 from sweep.orchestration.executors import Executor, build_executor, check_services
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.schedule import Scheduler
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import check_answers, is_mirrored
@@ -46,6 +47,15 @@ class Summary:
             return 130
         ends = [(status.state, status.cause) for status in self.states.values()]
         return 0 if overall_state(ends) is State.COMPLETE else 1
+
+
+def rows_to_run(
+    plan: Plan, folder: SweepFolder, retried_causes: frozenset[Cause] = frozenset()
+) -> tuple[PlannedTrial, ...]:
+    """Return the rows that a command trains: those without a rate yet, and unfinished trials."""
+    statuses = (row.id and folder.trial(row.id).read_status() for row in plan.trials)
+    pairs = zip(plan.trials, statuses, strict=True)
+    return tuple(row for row, status in pairs if not status or is_to_run(status, retried_causes))
 
 
 def finished_summary(

@@ -283,6 +283,8 @@ def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_tri
     assert subjects == [*names]
     first, *_ = SweepFolder(out).trials()
     first.write_status(first.read_status().changed(state=State.PRUNED))
+    (total,) = re.findall(r"Total: (\d+) trials, (\d+) of", call("plan", *THREE, "--out", out)[1])
+    assert total == ("3", "1")
     plan = json.loads(call("plan", *THREE, "--out", out, *flags, "--json")[1])
     cost, seconds = plan["cluster"], [trial["forecast_seconds"] for trial in plan["trials"][1:]]
     assert (cost["devices"], cost["trials"]) == (2, 2)
