@@ -1,7 +1,6 @@
 """The command line. A command may return its exit code; `main` turns errors into messages."""
 
 import contextlib
-import io
 import logging
 import os
 import shlex
@@ -10,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -49,7 +49,7 @@ class Messages(logging.Handler):
 
 
 def main() -> None:
-    streams = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
+    streams: Any = sys.stdout, sys.stderr
     for file in streams:  # a character that the terminal lacks becomes a question mark
         file.reconfigure(errors="replace")
     logger = logging.getLogger("sweep")

@@ -34,26 +34,22 @@ CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
 DESKTOP = {"DISPLAY", "WAYLAND_DISPLAY"}  # without one, a browser could take over the terminal
 
 
-def newest_sweep() -> str:
-    """Return the newest sweep of results/, by the time of its last planned trial."""
-    plans = sorted(Path("results").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
-    if not plans:
-        problem = "DIR must be a sweep folder, and results/ has none"
-        raise SweepError(f"{problem}. Call `sweep run quick`, or give DIR.")
-    echo(f"Sweep folder: {plans[-1].parent}", err=True)
-    return str(plans[-1].parent)
-
-
-def sweep_folder(text: str) -> "SweepFolder":
+def sweep_folder(text: str | None = None) -> "SweepFolder":
+    """Return a sweep's folder, by default that of results/ whose last trial was planned last."""
     from sweep.trial.folder import SweepFolder
 
+    if text is None:
+        plans = sorted(Path("results").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+        if not plans:
+            raise SweepError("DIR must be given: results/ has no sweep. Or call `sweep run quick`.")
+        text = str(plans[-1].parent)
+        echo(f"Sweep folder: {text}", err=True)
     refuse_links(Path(text))
     return SweepFolder(Path(text))
 
 
-def folder_or_newest(context: click.Context, _: click.Parameter, text: str | None) -> Any:
-    if not context.resilient_parsing:  # a shell only completes the command
-        return sweep_folder(newest_sweep() if text is None else text)
+def read_folder(context: click.Context, _: click.Parameter, text: str | None) -> Any:
+    return None if context.resilient_parsing else sweep_folder(text)  # a shell completes the word
 
 
 def out_folder(text: str) -> Path:
@@ -66,11 +62,10 @@ def out_folder(text: str) -> Path:
     return Path(text)
 
 
+RATE = click.FloatRange(0, 1000, min_open=True)
 number_option = partial(click.option, type=click.IntRange(1), metavar="N")
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-folder_argument = click.argument(
-    "folder", metavar="[DIR]", required=False, callback=folder_or_newest
-)
+folder_argument = click.argument("folder", metavar="[DIR]", required=False, callback=read_folder)
 verbose_option = click.option("--verbose", is_flag=True, help="Also print notes about internals.")
 
 
@@ -124,8 +119,7 @@ def run(
     check_request(planned)
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     if dry_run:
-        rows = estimate(planned).command_rows()
-        print_plan(rows, rows_to_run(rows, folder, retried_causes), json, is_verbose=verbose)
+        print_plan(estimate(planned), retried_causes, json, is_verbose=verbose)
         return 0
     summary = finished_summary(planned, retried_causes)
     if summary is None:
@@ -133,12 +127,10 @@ def run(
             logging.getLogger("sweep").setLevel("INFO")
         prepare(planned)
         planned = estimate(planned)
-        rows = planned.command_rows()
-        to_run = rows_to_run(rows, folder, retried_causes)
         if not quiet:
-            print_plan(rows, to_run, to_stderr=True, is_verbose=verbose)
+            print_plan(planned, retried_causes, to_stderr=True, is_verbose=verbose)
         if not yes:
-            _confirm(to_run, "at least " * planned.adds_seeds)
+            _confirm(rows_to_run(planned, retried_causes), "at least " * planned.adds_seeds)
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, quiet, retried_causes)
@@ -147,10 +139,9 @@ def run(
         print_results(document, folder, json)
         if summary.untracked:
             echo(summary.untracked, err=True)
-        if summary.problem:
-            echo(f"Error: {summary.problem} The same command resumes.", err=True)
-        elif summary.is_interrupted:
-            echo("Interrupted. The same command resumes.", err=True)
+        if summary.problem or summary.is_interrupted:
+            end = f"Error: {summary.problem}" if summary.problem else "Interrupted."
+            echo(f"{end} The same command resumes.", err=True)
     return summary.exit_code
 
 
@@ -163,10 +154,8 @@ def say_start(text: str, quiet: bool = False) -> None:
 def _match(prefix: str, ids: Iterable[str], name: str, list_command: str) -> str:
     matches = [trial_id for trial_id in ids if trial_id.startswith(prefix)]
     if len(matches) != 1:
-        raise SweepError(
-            f"{name} must match exactly one trial, got {prefix!r}, which matches {len(matches)}. "
-            f"`sweep {list_command}` lists the ids."
-        )
+        problem = f"must match exactly one trial, got {prefix!r}, which matches {len(matches)}"
+        raise SweepError(f"{name} {problem}. `sweep {list_command}` lists the ids.")
     return matches[0]
 
 
@@ -209,11 +198,10 @@ def plan(
     if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     planned = estimate(make_plan(request, is_elsewhere=bool(size)))
-    rows = planned.command_rows()
-    to_run = rows_to_run(rows, folder)
     if size:
-        cost = cost_on_cluster(rows.model_copy(update={"trials": to_run}), *size, price)
-    print_plan(rows, to_run, json, cost=cost, is_verbose=verbose)
+        to_run = planned.plan.model_copy(update={"trials": rows_to_run(planned)})
+        cost = cost_on_cluster(to_run, *size, price)
+    print_plan(planned, as_json=json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
@@ -256,11 +244,7 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 @common_options("Also write the page to this folder.")
 @number_option("--largest", help="Do not try sizes above this one.")
 @number_option("--multiple", default=1, help="Only try multiples of N.")
-@number_option(
-    "--soak",
-    type=click.IntRange(0),
-    help="More steps at each recommended size, to find leaks; by default 20 for GRPO, else 0.",
-)
+@number_option("--soak", type=click.IntRange(0), help="More steps, to find leaks; for GRPO 20.")
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.orchestration.memory import probe_memory
@@ -298,14 +282,14 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
     from sweep.trial.folder import find_damage
 
     if watch:
-        with Progress(folder, None, is_quiet=False, is_watching=True) as progress:
+        with Progress(folder, None, is_quiet=False) as progress:
             while sweep_status(folder)["state"] == "RUNNING":
                 progress.update()
                 time.sleep(1.0)
     document = sweep_status(folder)
     if verify:
         document["damage"] = find_damage(folder)
-    print_status(document, json)
+    (print_document if json else print_status)(document)
 
 
 @click.command()
@@ -357,9 +341,8 @@ def log(words: tuple[str, ...]) -> None:
 
     *folders, trial = words
     if len(folders) > 1 or Path(trial, "plan.json").exists():
-        got = shlex.join(words)
-        raise SweepError(f"log must have [DIR] ID, got {got}. `sweep status` lists the ids.")
-    folder = sweep_folder(folders[0] if folders else newest_sweep())
+        raise SweepError(f"ID is missing in {shlex.join(words)!r}. `sweep status` lists the ids.")
+    folder = sweep_folder(*folders)
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     ids = [str(row.id) for row in plan.known_trials]
     trial_id = _match(trial, ids, "ID", f"status {shlex.quote(str(folder.path))}")
@@ -436,7 +419,7 @@ def report(
         return
     if from_mlflow or experiment or run:
         raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
-    folder = folder or sweep_folder(newest_sweep())
+    folder = folder or sweep_folder()
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     echo(str(write_report(folder.path, out)))
@@ -454,12 +437,7 @@ def report(
 
 @click.command()
 @click.argument("table", type=Path, metavar="FILE.csv|.md|DIR")
-@click.option(
-    "--lr",
-    type=click.FloatRange(0, 1000, min_open=True),
-    metavar="RATE",
-    help="The rate, if the table does not give it.",
-)
+@click.option("--lr", type=RATE, metavar="RATE", help="The rate, if the table does not give it.")
 @json_option
 def audit(table: Path, lr: float | None, json: bool) -> None:
     """Check a published table of batch-size results for impossible or confounded entries.
@@ -475,11 +453,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.argument("table", type=Path, metavar="FILE.csv|DIR")
 @click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
 @click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
-@click.option(
-    "--tolerance",
-    type=float,
-    help="How far from the best is good enough: by default 0.01, with a target a share of 0.05.",
-)
+@click.option("--tolerance", type=float, help="Good enough: so far from the best, as in `run`.")
 @json_option
 def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
     """Recommend a batch size from a table of trials or a sweep folder.
@@ -520,16 +494,14 @@ def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
             while server.poll() is None and not store.server_version(address):
                 time.sleep(0.2)
             if server.poll() is None:
-                show = echo if no_open else _open_page
-                show(store.page_address(address, uri, plan))
+                (echo if no_open else _open_page)(store.page_address(address, uri, plan))
                 echo("Ctrl-C ends the server.", err=True)
             code = server.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
     if code > 0:
-        repair = shlex.join(["sweep", "report", str(folder.path)])
-        remedy = f"Is the port in use? `{repair}` repairs the store."
+        remedy = "Choose another --port, or repair the store with `sweep report`."
         raise SweepError(f"MLflow's server ended with exit code {code}. {remedy}")
     return code
 
@@ -552,8 +524,7 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
     tokenizer, column = tokenizer_of(experiment), experiment.text_column
     assert tokenizer, "the experiment has data"
     if action == "prepare":
-        identity = identify_data(source, column)
-        prepare_data(identity, source, tokenizer, partial(echo, err=True))
+        prepare_data(identify_data(source, column), source, tokenizer, partial(echo, err=True))
     print_document(describe_data(source, tokenizer, column), json)
 
 
@@ -563,8 +534,7 @@ def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
     from sweep.cli.doctor import examine_machine, print_machine
 
-    show = print_document if json else print_machine
-    show(examine_machine())
+    (print_document if json else print_machine)(examine_machine())
 
 
 COMMANDS = (

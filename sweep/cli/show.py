@@ -2,10 +2,9 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -14,20 +13,19 @@ from sweep.config.experiment import Cell
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import printable
+from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
+from sweep.orchestration.runner import rows_to_run
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
 from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.plan.steps import common_budget
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import Cause, State, SweepFolder
 
 LEFT = ("id", "state", "optimizer", "trials")  # columns of texts; the others are numbers
 
 
 def build_table(rows: Sequence[Mapping[str, str | None]], gap: int = 2) -> Table:
-    """Build a table of cells by column, without the columns that are None in each row.
-
-    Texts may be a stranger's. Long ones are folded, except ids and states.
-    """
+    """Build a table without the columns that are None in each row; ids are never folded."""
     table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
     names = [n for n in rows[0] if any(row[n] is not None for row in rows)] if rows else []
     for name in names:
@@ -38,15 +36,20 @@ def build_table(rows: Sequence[Mapping[str, str | None]], gap: int = 2) -> Table
     return table
 
 
+def write_if(value: float | None, write: Callable[[float], str] = "{:.5g}".format) -> str:
+    return "" if value is None else write(value)
+
+
 def print_plan(
-    plan: Plan,
-    to_run: Sequence[PlannedTrial],
+    planned: Planned,
+    retried_causes: frozenset[Cause] = frozenset(),
     as_json: bool = False,
     to_stderr: bool = False,
     cost: dict[str, Any] | None = None,
     is_verbose: bool = False,
 ) -> None:
     """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
+    plan, to_run = planned.command_rows(), rows_to_run(planned, retried_causes)
     if as_json:
         print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
         return
@@ -64,8 +67,8 @@ def print_plan(
         facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
     counts = sorted({row.tokens for row in plan.trials})
     facts.append(f"{' to '.join(f'{n:,}' for n in counts[:: len(counts) - 1 or 1])} {unit} a trial")
-    text = escape(printable(", ".join(filter(None, (*facts, device)))))
-    console.print(f"[bold]{plan.experiment}[/]: {text}")
+    text = printable(", ".join(filter(None, (*facts, device))))
+    console.print(Text.assemble((plan.experiment, "bold"), f": {text}"))
     has_warmup = is_verbose and settings.passes("warmup_steps")
     groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:
@@ -88,7 +91,13 @@ def print_plan(
         }
         lines.append(cells)
     console.print(build_table(lines, gap=1 if settings.optimizers or is_verbose else 2))
-    notes = _plan_notes(plan, to_run, cost) | (_internal_notes(plan) if is_verbose else {})
+    notes = _plan_notes(plan, to_run)
+    if cost:
+        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
+        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
+        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
+        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
+    notes |= _internal_notes(plan) if is_verbose else {}
     say("\n".join(f"{subject}: {text}" for subject, text in notes.items() if text), to_stderr)
     if command := answering_command(plan):
         say("This plan cannot tell which batch size is best. The command that can:", to_stderr)
@@ -117,9 +126,7 @@ def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
 
-def _plan_notes(
-    plan: Plan, to_run: Sequence[PlannedTrial], cost: dict[str, Any] | None
-) -> dict[str, Any]:
+def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, code = plan.settings, plan.code or {}
     own_code = [*code.get("files", {}), *map(" ".join, code.get("packages", {}).items())]
@@ -129,17 +136,14 @@ def _plan_notes(
         f"budget. No claim can be made; with --budget {common_budget(*numbers)} it can."
     )
     total = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
-    count = f"{len(plan.trials)} trial{'s' * (len(plan.trials) != 1)}"
+    count, ended = len(plan.trials), len(plan.trials) - len(to_run)
+    has_ended = f" {ended} of them have ended;" if ended else ""
     if settings.seeds == "auto":
         most = sum(most_trials(plan).values())
         total = f"at least {total}; at most {most} trials, {_most_time(plan, to_run)}"
     elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
-    ended = len(plan.trials) - len(to_run)
-    subject = (
-        f"{ended} of them have ended; estimated time of the others" if ended else "estimated time"
-    )
-    notes = {
+    return {
         settings.traits.tokens.capitalize(): None if plan.tokens_are_common else unequal,
         "Target": settings.target
         and f"a trial ends when its validation loss stays below {settings.target:g}",
@@ -149,14 +153,8 @@ def _plan_notes(
         else plan.data and "unknown, and the last evaluation not counted, until it is tokenized",
         "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
         "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
-        "Total": f"{count}, {subject} {total}" if to_run else f"{count}, which have ended",
+        "Total": f"{count} trial{'s' * (count > 1)},{has_ended} estimated time {total}",
     }
-    if cost:
-        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
-        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
-        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
-        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
-    return notes
 
 
 def _internal_notes(plan: Plan) -> dict[str, Any]:
@@ -175,38 +173,28 @@ def _internal_notes(plan: Plan) -> dict[str, Any]:
     }
 
 
-def status_table(document: dict[str, Any]) -> Table:
+def print_status(document: dict[str, Any]) -> None:
     metric, unit = Objective(document["metric"]), document["unit"]
-    has_optimizers = any(row["optimizer"] for row in document["trials"])
-    lines = []
-    for row in document["trials"]:
-        speed, eta = row["tokens_per_second"] or 0.0, row["eta_seconds"]
-        loss, value = ("" if v is None else f"{v:.5g}" for v in (row["loss"], row["value"]))
-        cells = {
+    several = any(row["optimizer"] for row in document["trials"])  # optimizers
+    rows = [
+        {
             "id": row["id"],
             "optimizer": row["optimizer"],
             "batch size": str(row["batch_size"]),
             "seed": stage_of(row).removeprefix("seed "),
             "lr": f"{row['learning_rate']:.3g}",
             "state": state_of(row).replace(" ", "\n"),
-            unit: format_count(row["tokens"]) if row["tokens"] else "",
-            "loss": loss,
-            metric.title.removeprefix("final "): None if metric == LOSS else value,
-            f"{unit}/s": None if has_optimizers else format_count(speed) if speed else "",
-            "left": format_seconds(eta) if eta else "",  # finished trials have none
+            unit: write_if(row["tokens"], format_count),
+            "loss": write_if(row["loss"]),
+            metric.title.removeprefix("final "): None if metric == LOSS else write_if(row["value"]),
+            f"{unit}/s": None if several else write_if(row["tokens_per_second"], format_count),
+            "left": write_if(row["eta_seconds"], format_seconds),  # finished trials have none
         }
-        lines.append(cells)
-    return build_table(lines, gap=1)
-
-
-def print_status(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_document(document)
-        return
-    console, eta = build_console(), document["eta_seconds"]
-    name = printable(document["sweep"])
-    console.print(f"[bold]{escape(name)}[/]: {document['state']}{time_text(eta)}")
-    console.print(status_table(document))
+        for row in document["trials"]
+    ]
+    state = f": {document['state']}{time_text(document['eta_seconds'])}"
+    title = Text.assemble((printable(document["sweep"]), "bold"), state)
+    build_console().print(title, build_table(rows, gap=1), sep="\n")
     _print_failures(document)
     for sentence in document.get("damage", ()):
         echo(f"Damaged: {sentence}")
@@ -252,8 +240,8 @@ def print_metrics(lines: Sequence[dict[str, Any]], unit: str) -> None:
     for line in lines:
         train_loss = line.get("train/loss", train_loss)
         if any(name in line for name in names):
-            values = {"train/loss": train_loss} | {name: line.get(name) for name in names}
-            texts = {name: "" if v is None else f"{v:.5g}" for name, v in values.items()}
+            losses = {"train/loss": write_if(train_loss)}
+            losses |= {name: write_if(line.get(name)) for name in names}
             seconds = format_seconds(line["time"] - lines[0]["time"])
-            rows.append({unit: f"{line['tokens']:,}", "time": seconds, **texts})
+            rows.append({unit: f"{line['tokens']:,}", "time": seconds, **losses})
     build_console().print(build_table(rows))

@@ -56,15 +56,11 @@ class Progress(AbstractContextManager["Progress"]):
     """
 
     def __init__(
-        self,
-        folder: SweepFolder,
-        ids: Collection[str] | None,
-        is_quiet: bool,
-        least: int = 0,
-        is_watching: bool = False,  # another command runs the trials, and began earlier
+        self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, least: int = 0
     ) -> None:
         self._folder, self._ids, self._is_quiet, self._least = folder, ids, is_quiet, least
-        self._is_watching, self._share = is_watching, 0.0  # the bar never goes back
+        self._is_watching = ids is None and not least  # a command that began earlier
+        self._share = 0.0  # the bar never goes back
         self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
@@ -102,8 +98,7 @@ class Progress(AbstractContextManager["Progress"]):
         if self._console.is_terminal:
             for number, row in enumerate(new, len(ended) - len(new) + 1):
                 self._console.print(describe(f"{number} of {total}", row), markup=False)
-            running = (row for row in rows if row["state"] == State.RUNNING)
-            texts += [describe("running:", row) for row in running]
+            texts += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
             elapsed = f", {format_seconds(now - self._started)} elapsed" * (not self._is_watching)
             bar = Table.grid(padding=(0, 1))
             text = f"{self._share:4.0%}{elapsed}{left}"

@@ -54,25 +54,18 @@ def _trial_status(
         has_started = read_owner(trial.lease_path).get("fencing") == status.fencing
         state = State.RUNNING if has_runner and has_started else State.WAITING
     last = trial.find_result() if state.is_finished else None
-    loss, value = last and last.get("final_valid_loss"), last and last.get(metric.name)
-    if last is None:
-        lines = [*reversed(trial.find_metrics())]
-        last = next((line for line in lines if "perf/tokens_per_second" in line), {})
-        loss, value = (
-            next((line[name] for line in lines if name in line), None)
-            for name in ("valid/loss", metric.curve)
-        )
+    if last is None:  # the newest of each metric
+        last = {name: value for line in trial.find_metrics() for name, value in line.items()}
+    names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
     return {
-        **row.model_dump(
-            include={"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
-        ),
+        **row.model_dump(include=names),
         "state": state,
         "cause": status.cause,
         "message": " ".join(status.message.split()),
         "tokens": last.get("tokens", 0),
         "planned_tokens": row.tokens,
-        "loss": loss,  # of the newest evaluation
-        "value": value,  # the metric's newest
+        "loss": last.get("final_valid_loss", last.get("valid/loss")),
+        "value": last.get(metric.name, last.get(metric.curve)),
         "tokens_per_second": last.get("tokens_per_second", last.get("perf/tokens_per_second")),
         "eta_seconds": None,
     }
