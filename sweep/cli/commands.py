@@ -244,7 +244,7 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 @common_options("Also write the page to this folder.")
 @number_option("--largest", help="Do not try sizes above this one.")
 @number_option("--multiple", default=1, help="Only try multiples of N.")
-@number_option("--soak", type=click.IntRange(0), help="More steps, to find leaks; for GRPO 20.")
+@number_option("--soak", type=click.IntRange(0), help="Steps to find leaks: 20 for GRPO, else 0.")
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.orchestration.memory import probe_memory
@@ -453,7 +453,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.argument("table", type=Path, metavar="FILE.csv|DIR")
 @click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
 @click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
-@click.option("--tolerance", type=float, help="Good enough: so far from the best, as in `run`.")
+@click.option("--tolerance", type=float, help="Good enough: so far from the best; see `run`.")
 @json_option
 def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
     """Recommend a batch size from a table of trials or a sweep folder.
