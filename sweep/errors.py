@@ -8,7 +8,7 @@ import difflib
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from sweep.experiments import SHIPPED
@@ -19,13 +19,15 @@ ADDRESS = re.compile(  # or the parameters of one whose start is not shown
     r"(\w[\w+.-]{0,30})://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
 MOST_CHARACTERS = 400  # shown from another library's message
+SYNONYMS = ({"lr", "learning_rate"}, {"seed", "seeds"}, {"batch_size", "batches"})
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question about the most similar name, or ""."""
-    close = difflib.get_close_matches(name, [*known], 1)
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return a question about the name that means the same, or the most similar one, or ""."""
+    same = next((names for names in SYNONYMS if name in names), {name}) - {name}
+    close = [*same.intersection(known), *difflib.get_close_matches(name, known, 1)]
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
@@ -97,9 +99,8 @@ def user_code(requirement: str) -> Iterator[None]:
     except SweepError:
         raise
     except (Exception, SystemExit) as error:
-        raise SweepError(
-            f"{requirement}, but raised {describe_error(error)}. Correct it."
-        ) from error
+        problem = f"{requirement}, but raised {describe_error(error)}"
+        raise SweepError(f"{problem}. Correct it.") from error
 
 
 class WorkerDied(SweepError):

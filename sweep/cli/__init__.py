@@ -1,12 +1,15 @@
 """The command line. A command may return its exit code; `main` turns errors into messages."""
 
+import contextlib
 import logging
+import os
 import shlex
 import signal
 import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,10 +44,14 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         is_work = record.levelno == logging.INFO  # else a warning, perhaps below a bar or ^C
         start = "\n" if sys.stderr.isatty() and not is_work else ""
-        echo(f"{start}{record.getMessage()}{' …' * is_work}", err=True)
+        with contextlib.suppress(OSError, RuntimeError):  # closed, or interrupted while it prints
+            echo(f"{start}{record.getMessage()}{' …' * is_work}", err=True)
 
 
 def main() -> None:
+    streams: Any = sys.stdout, sys.stderr
+    for file in streams:  # a character that the terminal lacks becomes a question mark
+        file.reconfigure(errors="replace")
     logger = logging.getLogger("sweep")
     logger.handlers, logger.propagate = [Messages()], False
     # `sweep run` replaces this handler while trials run
@@ -55,8 +62,7 @@ def main() -> None:
         click.echo(error.format_message(), err=True)
         code = 2
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has ended
-        code = 0
+        code = 0  # the reader of our output has ended
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         code = 130
@@ -64,6 +70,11 @@ def main() -> None:
         text, code = _explain(error)
         line = " ".join(without_secrets(text).split())
         say(f"Error: {line if len(line) < 2000 else f'{line[:500]} … {line[-500:]}'}", True)
+    for file in streams:
+        try:
+            file.flush()
+        except OSError:  # else Python tries again when it exits, and changes the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
     sys.exit(code or 0)
 
 

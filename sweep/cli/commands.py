@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,28 +26,30 @@ from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
 if TYPE_CHECKING:
     from sweep.memory.search import Measurement
-    from sweep.plan.plan import Plan
-    from sweep.trial.folder import Cause, SweepFolder
+    from sweep.plan.plan import PlannedTrial
+    from sweep.trial.folder import SweepFolder
 
 LOG = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
 DESKTOP = {"DISPLAY", "WAYLAND_DISPLAY"}  # without one, a browser could take over the terminal
 
 
-def newest_sweep() -> str:
-    """Return the newest sweep of results/, by the time of its last planned trial."""
-    plans = sorted(Path("results").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
-    if not plans:
-        raise SweepError("DIR must be a sweep folder, and results/ has none. Give its path.")
-    echo(f"Sweep folder: {plans[-1].parent}", err=True)
-    return str(plans[-1].parent)
-
-
-def sweep_folder(text: str) -> "SweepFolder":
+def sweep_folder(text: str | None = None) -> "SweepFolder":
+    """Return a sweep's folder, by default that of results/ whose last trial was planned last."""
     from sweep.trial.folder import SweepFolder
 
+    if text is None:
+        plans = sorted(Path("results").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+        if not plans:
+            raise SweepError("DIR must be given: results/ has no sweep. Or call `sweep run quick`.")
+        text = str(plans[-1].parent)
+        echo(f"Sweep folder: {text}", err=True)
     refuse_links(Path(text))
     return SweepFolder(Path(text))
+
+
+def read_folder(context: click.Context, _: click.Parameter, text: str | None) -> Any:
+    return None if context.resilient_parsing else sweep_folder(text)  # a shell completes the word
 
 
 def out_folder(text: str) -> Path:
@@ -59,11 +62,10 @@ def out_folder(text: str) -> Path:
     return Path(text)
 
 
+RATE = click.FloatRange(0, 1000, min_open=True)
 number_option = partial(click.option, type=click.IntRange(1), metavar="N")
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-folder_argument = click.argument(
-    "folder", type=sweep_folder, metavar="[DIR]", required=False, default=newest_sweep
-)
+folder_argument = click.argument("folder", metavar="[DIR]", required=False, callback=read_folder)
 verbose_option = click.option("--verbose", is_flag=True, help="Also print notes about internals.")
 
 
@@ -100,25 +102,25 @@ def run(
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
     """
-    say_planning(experiment, quiet)
+    say_start(f"Planning {experiment or 'the sweep'}", quiet)
     from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
-    from sweep.orchestration.runner import check_request, finished_summary, prepare
+    from sweep.orchestration.runner import check_request, finished_summary, prepare, rows_to_run
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, planned = request.folder, make_plan(request)
     if only:
-        chosen = {_match(prefix, planned.requested, "only"): None for prefix in only}
+        chosen = {_match(prefix, planned.requested, "only", "plan --json"): None for prefix in only}
         plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
         planned = replace(planned, plan=plan, requested=tuple(chosen))
     check_request(planned)
-    if dry_run:
-        print_plan(estimate(planned).command_rows(), json, is_verbose=verbose)
-        return 0
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
+    if dry_run:
+        print_plan(estimate(planned), retried_causes, json, is_verbose=verbose)
+        return 0
     summary = finished_summary(planned, retried_causes)
     if summary is None:
         if not quiet:  # preparing the data may take long
@@ -126,55 +128,46 @@ def run(
         prepare(planned)
         planned = estimate(planned)
         if not quiet:
-            print_plan(planned.command_rows(), to_stderr=True, is_verbose=verbose)
+            print_plan(planned, retried_causes, to_stderr=True, is_verbose=verbose)
         if not yes:
-            _confirm(planned.command_rows(), folder, retried_causes)
+            _confirm(rows_to_run(planned, retried_causes), "at least " * planned.adds_seeds)
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, quiet, retried_causes)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
-    print_results(document, folder, json)
-    if summary.untracked:
-        echo(summary.untracked, err=True)
-    if summary.problem:
-        echo(f"Error: {summary.problem} The same command resumes.", err=True)
-    elif summary.is_interrupted:
-        echo("Interrupted. The same command resumes.", err=True)
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # Ctrl-C of `… | tee log`
+        print_results(document, folder, json)
+        if summary.untracked:
+            echo(summary.untracked, err=True)
+        if summary.problem or summary.is_interrupted:
+            end = f"Error: {summary.problem}" if summary.problem else "Interrupted."
+            echo(f"{end} The same command resumes.", err=True)
     return summary.exit_code
 
 
-def say_planning(experiment: str | None, quiet: bool = False) -> None:
-    """Print on a terminal that planning begins, before slow imports."""
+def say_start(text: str, quiet: bool = False) -> None:
+    """Print on a terminal what begins, before slow imports."""
     logging.getLogger("sweep").setLevel("WARNING" if quiet or not sys.stderr.isatty() else "INFO")
-    LOG.info("Planning %s", experiment or "the sweep")
+    LOG.info(text)
 
 
-def _match(prefix: str, ids: Iterable[str], name: str) -> str:
+def _match(prefix: str, ids: Iterable[str], name: str, list_command: str) -> str:
     matches = [trial_id for trial_id in ids if trial_id.startswith(prefix)]
     if len(matches) != 1:
-        raise SweepError(
-            f"{name} must match exactly one trial, got {prefix!r}, which matches {len(matches)}. "
-            "`sweep plan --json` and `sweep status DIR` list the ids."
-        )
+        problem = f"must match exactly one trial, got {prefix!r}, which matches {len(matches)}"
+        raise SweepError(f"{name} {problem}. `sweep {list_command}` lists the ids.")
     return matches[0]
 
 
-def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cause]") -> None:
-    from sweep.plan.retry import is_to_run
-
-    times = [
-        row.forecast_seconds
-        for row in plan.trials
-        if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes)
-    ]
+def _confirm(to_run: "Sequence[PlannedTrial]", least: str) -> None:
+    times = [row.forecast_seconds for row in to_run]
     seconds, question = sum(time or 0.0 for time in times), "The time that this takes is not known."
     if None not in times:
         if seconds <= CONFIRM_SECONDS:
             return
-        least = "at least " if plan.settings.seeds == "auto" else ""
         question = f"This takes an estimated {least}{format_seconds(seconds)}."
     if not sys.stdin.isatty():
-        raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
+        raise SweepError(f"{question} Confirm with --yes.")
     click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
@@ -193,12 +186,11 @@ def plan(
     **settings: Any,
 ) -> None:
     """Print the plan with memory, time, disk and cost, without training."""
-    say_planning(experiment)
+    say_start(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.planning import make_plan, read_request, save_plan
-    from sweep.orchestration.runner import holding
-    from sweep.plan.retry import is_to_run
+    from sweep.orchestration.runner import holding, rows_to_run
 
     request = read_request(experiment, settings, out)
     folder, cost = request.folder, None
@@ -206,12 +198,10 @@ def plan(
     if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     planned = estimate(make_plan(request, is_elsewhere=bool(size)))
-    rows = planned.command_rows()
     if size:
-        ids = [str(row.id) for row in rows.known_trials]
-        finished = {i for i in ids if not is_to_run(folder.trial(i).read_status())}
-        cost = cost_on_cluster(rows, *size, price, finished)
-    print_plan(rows, json, cost=cost, is_verbose=verbose)
+        to_run = planned.plan.model_copy(update={"trials": rows_to_run(planned)})
+        cost = cost_on_cluster(to_run, *size, price)
+    print_plan(planned, as_json=json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
@@ -244,6 +234,7 @@ def check(experiment: str | None, out: Path | None, json: bool, **settings: Any)
 @common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict the memory of each batch size, and the largest microbatch that fits a device."""
+    say_start(f"Forecasting the memory of {experiment or 'tinystories'}")
     from sweep.orchestration.memory import forecast_memory
 
     _print_memory(forecast_memory(experiment, **settings), out, json)
@@ -253,11 +244,7 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 @common_options("Also write the page to this folder.")
 @number_option("--largest", help="Do not try sizes above this one.")
 @number_option("--multiple", default=1, help="Only try multiples of N.")
-@number_option(
-    "--soak",
-    type=click.IntRange(0),
-    help="More steps at each recommended size, to find leaks; by default 20 for GRPO, else 0.",
-)
+@number_option("--soak", type=click.IntRange(0), help="Steps to find leaks: 20 for GRPO, else 0.")
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.orchestration.memory import probe_memory
@@ -302,7 +289,7 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
     document = sweep_status(folder)
     if verify:
         document["damage"] = find_damage(folder)
-    print_status(document, json)
+    (print_document if json else print_status)(document)
 
 
 @click.command()
@@ -350,16 +337,19 @@ def _open_page(address: str) -> None:
 def log(words: tuple[str, ...]) -> None:
     """Print a trial's losses and times, then its log. The start of its id is enough."""
     from sweep.cli.show import print_metrics
+    from sweep.plan.plan import parse_plan
 
     *folders, trial = words
-    if len(folders) > 1:
-        raise SweepError(f"log must have DIR and ID, got {len(words)} words.")
-    folder = sweep_folder(folders[0] if folders else newest_sweep())
-    trial_id = _match(trial, [planned.id for planned in folder.trials()], "a trial id")
+    if len(folders) > 1 or Path(trial, "plan.json").exists():
+        raise SweepError(f"ID is missing in {shlex.join(words)!r}. `sweep status` lists the ids.")
+    folder = sweep_folder(*folders)
+    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+    ids = [str(row.id) for row in plan.known_trials]
+    trial_id = _match(trial, ids, "ID", f"status {shlex.quote(str(folder.path))}")
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
-    print_metrics(folder.trial(trial_id).find_metrics())
+    print_metrics(folder.trial(trial_id).find_metrics(), plan.settings.traits.tokens)
     with path.open(errors="replace") as file:
         for line in iter(partial(file.readline, 1 << 20), ""):
             echo(line, nl=False)
@@ -416,6 +406,7 @@ def report(
     tracking_uri: str | None,
 ) -> None:
     """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
+    say_start("Writing the report")
     from sweep.plan.plan import parse_plan
     from sweep.report.report import write_report
     from sweep.tracking.mirror import Mirror
@@ -428,7 +419,7 @@ def report(
         return
     if from_mlflow or experiment or run:
         raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
-    folder = folder or sweep_folder(newest_sweep())
+    folder = folder or sweep_folder()
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     echo(str(write_report(folder.path, out)))
@@ -448,12 +439,7 @@ def report(
 
 @click.command()
 @click.argument("table", type=Path, metavar="FILE.csv|.md|DIR")
-@click.option(
-    "--lr",
-    type=click.FloatRange(0, 1000, min_open=True),
-    metavar="RATE",
-    help="The rate, if the table does not give it.",
-)
+@click.option("--lr", type=RATE, metavar="RATE", help="The rate, if the table does not give it.")
 @json_option
 def audit(table: Path, lr: float | None, json: bool) -> None:
     """Check a published table of batch-size results for impossible or confounded entries.
@@ -470,11 +456,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.argument("table", type=Path, metavar="FILE.csv|DIR")
 @click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
 @click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
-@click.option(
-    "--tolerance",
-    type=float,
-    help="How far from the best is good enough: by default 0.01, with a target a share of 0.05.",
-)
+@click.option("--tolerance", type=float, help="Good enough: so far from the best; see `run`.")
 @json_option
 def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
     """Recommend a batch size from a table of trials or a sweep folder.
@@ -515,15 +497,14 @@ def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
             while server.poll() is None and not store.server_version(address):
                 time.sleep(0.2)
             if server.poll() is None:
-                show = echo if no_open else _open_page
-                show(store.page_address(address, uri, plan))
+                (echo if no_open else _open_page)(store.page_address(address, uri, plan))
                 echo("Ctrl-C ends the server.", err=True)
             code = server.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
     if code > 0:
-        remedy = f"Is the port in use? `sweep report {folder.path}` repairs the store."
+        remedy = "Choose another --port, or repair the store with `sweep report`."
         raise SweepError(f"MLflow's server ended with exit code {code}. {remedy}")
     return code
 
@@ -546,8 +527,7 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
     tokenizer, column = tokenizer_of(experiment), experiment.text_column
     assert tokenizer, "the experiment has data"
     if action == "prepare":
-        identity = identify_data(source, column)
-        prepare_data(identity, source, tokenizer, partial(echo, err=True))
+        prepare_data(identify_data(source, column), source, tokenizer, partial(echo, err=True))
     print_document(describe_data(source, tokenizer, column), json)
 
 
@@ -557,8 +537,7 @@ def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
     from sweep.cli.doctor import examine_machine, print_machine
 
-    show = print_document if json else print_machine
-    show(examine_machine())
+    (print_document if json else print_machine)(examine_machine())
 
 
 COMMANDS = (

@@ -26,37 +26,36 @@ def examine_machine() -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     packages = required.pop("")
-    problems = [
-        f"{name} is not installed: run `make install` in the project's folder"
-        for name, version in packages.items()
-        if version is None
-    ]
-    devices = _devices(problems) if packages["torch"] else []
+    problems = [f"{n} is not installed: `pip install {n}`" for n in packages if not packages[n]]
+    extras = {extra: all(versions.values()) for extra, versions in required.items()}
+    notes = [f"optional: `pip install 'batch-size-sweep[{n}]'`" for n in extras if not extras[n]]
+    devices = _devices(problems, notes) if packages["torch"] else []
     cache = cache_dir()
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(parent, os.W_OK):
-        problems.append(f"the cache {cache} is not writable: set SWEEP_CACHE to another folder")
+        problems.append(f"the cache {cache} is not writable: `export SWEEP_CACHE=FOLDER`")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": packages,
-        "extras": {extra: all(versions.values()) for extra, versions in required.items()},
+        "extras": extras,
         "devices": devices,
         "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
-        "problems": problems,
+        "problems": problems,  # to be repaired
+        "notes": notes,
     }
 
 
-def _devices(problems: list[str]) -> list[dict[str, Any]]:
-    """List the devices of this machine; add to its problems."""
+def _devices(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
+    """List the devices of this machine; add to its problems and notes."""
     import torch
 
     from sweep.training.device import available_cores, device_name, has_compiler
 
-    name, load = device_name(torch.device("cpu")), os.getloadavg()[0]
+    name, load = device_name(torch.device("cpu")).removeprefix("cpu: "), os.getloadavg()[0]
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
     if load >= 1:
-        problems.append(f"other processes used {load:.1f} cores in the last minute")
+        notes.append(f"other processes used {load:.1f} cores in the last minute")
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
@@ -64,15 +63,15 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
     if torch.backends.mps.is_available():
         devices.append({"device": "mps", "name": "Apple GPU"})
     elif len(devices) == 1:
-        problems.append("no CUDA device is visible: trials run on the CPU")
+        notes.append("no CUDA device is visible: trials run on the CPU")
     for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
         if not has_compiler(kind):
-            problems.append(f"no compiler for {kind}: steps run eagerly; install a C++ compiler")
+            problems.append(f"no compiler for {kind}, so steps run eagerly: `apt install g++`")
     return devices
 
 
 def print_machine(document: dict[str, Any]) -> None:
-    """Print what works on this machine (✓), and what does not, with its remedy (✗)."""
+    """Print what works (✓), what to repair (✗), each with a command, and notes (–)."""
     versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
     cache = document["cache"]
     works = [f"Python {document['python']} on {document['platform']}", versions]
@@ -83,7 +82,5 @@ def print_machine(document: dict[str, Any]) -> None:
         works.append(", ".join(filter(None, facts)))
     works.append(f"cache {cache['path']}, {format_bytes(cache['free_bytes'])} free")
     works += [f"extra {name}" for name, has_extra in document["extras"].items() if has_extra]
-    missing = [name for name, has_extra in document["extras"].items() if not has_extra]
-    remedies = [f"no extra {n}: pip install 'batch-size-sweep[{n}]'" for n in missing]
-    say("\n".join(f"✓ {line}" for line in works))
-    say("\n".join(f"✗ {line}" for line in [*document["problems"], *remedies]))
+    marked = {"✓": works, "✗": document["problems"], "–": document["notes"]}
+    say("\n".join(f"{mark} {line}" for mark, lines in marked.items() for line in lines))

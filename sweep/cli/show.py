@@ -1,39 +1,55 @@
 """Plans, trial states and progress on the terminal."""
 
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
+from rich.text import Text
 
 from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.experiment import Cell
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import printable
-from sweep.orchestration.progress import state_of, time_text
+from sweep.orchestration.planning import Planned
+from sweep.orchestration.progress import stage_of, state_of, time_text
+from sweep.orchestration.runner import rows_to_run
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
 from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.plan.steps import common_budget
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import Cause, State, SweepFolder
 
-LEFT = ("id", "optimizer", "state", "trials")  # columns of texts; the others are numbers
+LEFT = ("id", "state", "optimizer", "trials")  # columns of texts; the others are numbers
 
 
-def build_table(*names: str, gap: int = 2) -> Table:
-    columns = (Column(name, justify="left" if name in LEFT else "right") for name in names)
-    return Table(*columns, box=None, padding=(0, gap, 0, 0), header_style="bold")
+def build_table(rows: Sequence[Mapping[str, str | None]], gap: int = 2) -> Table:
+    """Build a table without the columns that are None in each row; ids are never folded."""
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
+    names = [n for n in rows[0] if any(row[n] is not None for row in rows)] if rows else []
+    for name in names:
+        style: Any = {"justify": "left" if name in LEFT else "right", "no_wrap": name in LEFT[:2]}
+        table.add_column(Text(printable(name)), overflow="fold", **style)
+    for row in rows:
+        table.add_row(*(Text(printable(row[name])) for name in names))
+    return table
+
+
+def write_if(value: float | None, write: Callable[[float], str] = "{:.5g}".format) -> str:
+    return "" if value is None else write(value)
 
 
 def print_plan(
-    plan: Plan,
+    planned: Planned,
+    retried_causes: frozenset[Cause] = frozenset(),
     as_json: bool = False,
     to_stderr: bool = False,
     cost: dict[str, Any] | None = None,
     is_verbose: bool = False,
 ) -> None:
     """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
+    plan, to_run = planned.command_rows(), rows_to_run(planned, retried_causes)
     if as_json:
         print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
         return
@@ -51,35 +67,38 @@ def print_plan(
         facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
     counts = sorted({row.tokens for row in plan.trials})
     facts.append(f"{' to '.join(f'{n:,}' for n in counts[:: len(counts) - 1 or 1])} {unit} a trial")
-    text = escape(printable(", ".join(filter(None, (*facts, device)))))
-    console.print(f"[bold]{plan.experiment}[/]: {text}")
+    text = printable(", ".join(filter(None, (*facts, device))))
+    console.print(Text.assemble((plan.experiment, "bold"), f": {text}"))
     has_warmup = is_verbose and settings.passes("warmup_steps")
-    columns = ["batch size", "lr", "trials", "steps", *["warmup"] * has_warmup]
-    columns += ["microbatch", "memory", "time"]
-    gap = 1 if settings.optimizers or is_verbose else 2
-    table = build_table(*["optimizer"] * bool(settings.optimizers), *columns, gap=gap)
     groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.cell), []).append(row)
+    lines = []
     for rows in groups.values():
         first, rates = rows[0], sorted(row.learning_rate for row in rows if row.learning_rate)
         ends = dict.fromkeys(f"{rate:.2g}" for rate in rates[:1] + rates[-1:])
         parts = [first.microbatch_size, first.devices, first.gradient_accumulation_steps]
-        table.add_row(
-            *filter(None, [first.optimizer]),
-            str(first.batch_size),
-            "…".join(ends) or "tuned",
-            f"{len(rows)}{' tuning' if first.stage == 'tune' else ''}",
-            f"{first.steps:,}",
-            *[f"{first.warmup_steps:,}"] * has_warmup,
-            " × ".join(str(part) for part in parts[:1] + [n for n in parts[1:] if n > 1]),
-            format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
-            _total_time(rows),
-        )
-    console.print(table)
-    notes = _plan_notes(plan, cost) | (_internal_notes(plan) if is_verbose else {})
-    lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
-    say("\n".join(lines), to_stderr)
+        cells = {
+            "optimizer": first.optimizer,
+            "batch size": str(first.batch_size),
+            "lr": "…".join(ends) or "tuned",
+            "trials": f"{len(rows)}{' tuning' if first.stage == 'tune' else ''}",
+            "steps": f"{first.steps:,}",
+            "warmup": f"{first.warmup_steps:,}" if has_warmup else None,
+            "microbatch": " × ".join(map(str, parts[:1] + [n for n in parts[1:] if n > 1])),
+            "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
+            "time": _total_time(rows),
+        }
+        lines.append(cells)
+    console.print(build_table(lines, gap=1 if settings.optimizers or is_verbose else 2))
+    notes = _plan_notes(plan, to_run)
+    if cost:
+        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
+        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
+        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
+        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
+    notes |= _internal_notes(plan) if is_verbose else {}
+    say("\n".join(f"{subject}: {text}" for subject, text in notes.items() if text), to_stderr)
     if command := answering_command(plan):
         say("This plan cannot tell which batch size is best. The command that can:", to_stderr)
         echo(f"  {command}", err=to_stderr)
@@ -97,16 +116,17 @@ def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str =
     return format_seconds(total) if factor == 1 else f"{format_seconds(total)} ({ends})"
 
 
-def _most_time(plan: Plan) -> str:
-    """Write the time of the most trials of `--seeds auto`, and its limit."""
+def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
+    """Write the time of the most trials of `--seeds auto` that can follow, and its limit."""
     seconds = {row.cell: row.forecast_seconds for row in plan.trials}
+    ended = Counter(row.cell for row in plan.trials) - Counter(row.cell for row in to_run)
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    times = [count * (seconds[cell] or 0.0) for cell, count in counts.items()]
+    times = [(count - ended[cell]) * (seconds[cell] or 0.0) for cell, count in counts.items()]
     text = "unknown time" if None in seconds.values() else format_seconds(sum(times))
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
 
-def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> dict[str, Any]:
+def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, code = plan.settings, plan.code or {}
     own_code = [*code.get("files", {}), *map(" ".join, code.get("packages", {}).items())]
@@ -115,13 +135,15 @@ def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> dict[str, Any]:
         f"they differ between batch sizes, because equal counts would lose over 1 % of the "
         f"budget. No claim can be made; with --budget {common_budget(*numbers)} it can."
     )
-    total = _total_time(plan.trials, plan.forecast_factor or 1.0, plan.forecast_reason or "")
+    total = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
+    count, ended = len(plan.trials), len(plan.trials) - len(to_run)
+    has_ended = f" {ended} of them have ended;" if ended else ""
     if settings.seeds == "auto":
-        counts = most_trials(plan)
-        total = f"at least {total}; at most {sum(counts.values())} trials, {_most_time(plan)}"
+        most = sum(most_trials(plan).values())
+        total = f"at least {total}; at most {most} trials, {_most_time(plan, to_run)}"
     elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
-    notes = {
+    return {
         settings.traits.tokens.capitalize(): None if plan.tokens_are_common else unequal,
         "Target": settings.target
         and f"a trial ends when its validation loss stays below {settings.target:g}",
@@ -131,14 +153,8 @@ def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> dict[str, Any]:
         else plan.data and "unknown, and the last evaluation not counted, until it is tokenized",
         "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
         "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
-        "Total": f"{len(plan.trials)} trials, estimated time {total}",
+        "Total": f"{count} trial{'s' * (count > 1)},{has_ended} estimated time {total}",
     }
-    if cost:
-        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
-        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
-        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
-        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
-    return notes
 
 
 def _internal_notes(plan: Plan) -> dict[str, Any]:
@@ -157,38 +173,28 @@ def _internal_notes(plan: Plan) -> dict[str, Any]:
     }
 
 
-def status_table(document: dict[str, Any]) -> Table:
+def print_status(document: dict[str, Any]) -> None:
     metric, unit = Objective(document["metric"]), document["unit"]
-    own = () if metric == LOSS else (metric.title.removeprefix("final "),)
-    columns = ("batch size", "seed", "lr", "state", unit, "loss", *own, f"{unit}/s", "left")
-    optimizers = ["optimizer"] if any(row["optimizer"] for row in document["trials"]) else []
-    table = build_table("id", *optimizers, *columns, gap=1)
-    for row in document["trials"]:
-        values = (row["loss"], row["value"])[: 1 + len(own)]
-        speed, eta = row["tokens_per_second"], row["eta_seconds"]
-        table.add_row(
-            row["id"],
-            *filter(None, [row["optimizer"]]),
-            str(row["batch_size"]),
-            str(row["seed"]),
-            f"{row['learning_rate']:.3g}",
-            state_of(row),
-            format_count(row["tokens"]) if row["tokens"] else "",
-            *("" if value is None else f"{value:.5g}" for value in values),
-            "" if speed is None else format_count(speed),
-            format_seconds(eta) if eta else "",  # finished trials have none
-        )
-    return table
-
-
-def print_status(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_document(document)
-        return
-    console, eta = build_console(), document["eta_seconds"]
-    name = printable(document["sweep"])
-    console.print(f"[bold]{escape(name)}[/]: {document['state']}{time_text(eta)}")
-    console.print(status_table(document))
+    several = any(row["optimizer"] for row in document["trials"])  # optimizers
+    rows = [
+        {
+            "id": row["id"],
+            "optimizer": row["optimizer"],
+            "batch size": str(row["batch_size"]),
+            "seed": stage_of(row).removeprefix("seed "),
+            "lr": f"{row['learning_rate']:.3g}",
+            "state": state_of(row).replace(" ", "\n"),
+            unit: write_if(row["tokens"], format_count),
+            "loss": write_if(row["loss"]),
+            metric.title.removeprefix("final "): None if metric == LOSS else write_if(row["value"]),
+            f"{unit}/s": None if several else write_if(row["tokens_per_second"], format_count),
+            "left": write_if(row["eta_seconds"], format_seconds),  # finished trials have none
+        }
+        for row in document["trials"]
+    ]
+    state = f": {document['state']}{time_text(document['eta_seconds'])}"
+    title = Text.assemble((printable(document["sweep"]), "bold"), state)
+    build_console().print(title, build_table(rows, gap=1), sep="\n")
     _print_failures(document)
     for sentence in document.get("damage", ()):
         echo(f"Damaged: {sentence}")
@@ -213,10 +219,13 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
         print_document(document | {"answer": answer and answer.as_json()})
         return
     _print_failures(document)
+    place = shlex.quote(str(folder.path))
+    if failed := [row["id"] for row in document["trials"] if row["state"] == State.FAILED]:
+        echo(f"`sweep log {place} {failed[0][:6]}` prints the output of a trial.")
     states = Counter(map(state_of, document["trials"]))
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     echo(f"{document['sweep']}: {counts}")
-    echo(f"Report: {document['report']}, or `sweep open {folder.path}`\n")
+    echo(f"Report: {document['report']}, or `sweep open {place}`\n")
     say("\n".join(sweep.sentences()))
     if answer and answer.settle:
         seconds = answer.settle_seconds
@@ -224,14 +233,15 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
         echo(f"Next{cost}: {answer.settle}")
 
 
-def print_metrics(lines: Sequence[dict[str, Any]]) -> None:
+def print_metrics(lines: Sequence[dict[str, Any]], unit: str) -> None:
     """Print the evaluations of a trial: tokens, seconds since its first line, and losses."""
-    names = ["train/loss", *dict.fromkeys(n for line in lines for n in line if n[:6] == "valid/")]
-    table, newest = build_table("tokens", "time", *names), dict[str, float]()
+    names = list(dict.fromkeys(n for line in lines for n in line if n[:6] == "valid/"))
+    rows, train_loss = [], None
     for line in lines:
-        newest |= {name: line[name] for name in names if line.get(name) is not None}
-        if any(name in line for name in names[1:]):
-            values = [f"{newest[name]:.5g}" if name in newest else "" for name in names]
+        train_loss = line.get("train/loss", train_loss)
+        if any(name in line for name in names):
+            losses = {"train/loss": write_if(train_loss)}
+            losses |= {name: write_if(line.get(name)) for name in names}
             seconds = format_seconds(line["time"] - lines[0]["time"])
-            table.add_row(f"{line['tokens']:,}", seconds, *values)
-    build_console().print(table)
+            rows.append({unit: f"{line['tokens']:,}", "time": seconds, **losses})
+    build_console().print(build_table(rows))

@@ -343,10 +343,8 @@ class Experiment(TrainingSettings):
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32. Leave it out")
         if (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)):
-            needed = "a model with eos_token_id and tokenizer.json"
-            raise ValueError(
-                f"tokenizer 'pretrained' needs {needed}. Name it with --init or --model"
-            )
+            needed = "a model with eos_token_id and tokenizer.json, as --init or --model"
+            raise ValueError(f"tokenizer 'pretrained' needs {needed}. Name one")
         if getattr(model, "lora", None) and self.init is None:
             raise ValueError("lora needs pretrained weights. Name them with --init")
         if "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions):
@@ -390,8 +388,7 @@ def load_experiment(
 ) -> Experiment:
     """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field.
 
-    The default for the user's workload or command names no model and no text; otherwise
-    `tinystories`.
+    By default it is `tinystories`; for the user's workload or command it has no model or text.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     workload = str(flags.get("workload", ""))
@@ -411,7 +408,7 @@ def load_experiment(
     fields = load_object("with_transformers")(fields, usual, flags)
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
-    fields |= _own_model(fields)
+    fields |= _own_model(fields, flags)
     model = fields.get("model", "tinystories")
     changes = dict(model) if isinstance(model, dict) else {"preset": model}
     preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
@@ -423,7 +420,7 @@ def load_experiment(
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
-    experiment = parse_settings(Experiment, fields, f"experiment {fields.get('name')!r}")
+    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
     for_tuning = sorted({"tune", "tune_budget", "tune_centre"} & {*flags})
     if for_tuning and experiment.lr != "tuned":
         raise SweepError(f"{for_tuning[0]} needs lr tuned, got {experiment.lr}. Add --lr tuned.")
@@ -432,13 +429,15 @@ def load_experiment(
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
 
 
-def _own_model(fields: dict[str, Any]) -> dict[str, Any]:
+def _own_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment whose workload or command has its own model."""
     workload, command = str(fields.get("workload", "")), fields.get("command")
     if command is not None:
         if others := sorted(fields.keys() - {*OF_COMMANDS["experiment"]}):
+            is_in_file = "command" in flags and others[0] not in flags
+            subject = f"experiment {fields['name']!r}" if is_in_file else others[0]
             problem = "does not apply to a command, which has its own model, data and training"
-            raise SweepError(f"{others[0]} {problem}. Leave it out.")
+            raise SweepError(f"{subject} {problem}. Leave it out.")
         title, name = title_of_command(check_command(str(command))), f"command: {command}"
         workload = "command"
     elif "declared" in fields:

@@ -9,6 +9,7 @@ from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
 EXAMPLES = {"budget": "327.68M", "memory": "16GiB", "batches": "1,8,32"}
+EXAMPLES |= {"max_seeds": "8", "seeds": "8, or auto"}
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
@@ -37,10 +38,8 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
         low, _, high = text.partition("..")
         first, last = (parse_count(end, "batches: a range's end") for end in (low, high))
         if first.bit_count() != 1 or last.bit_count() != 1 or first > last:
-            raise SweepError(
-                f"batches: a range must go up between powers of two, got {text!r}. "
-                "Write it such as 1..512, or list the sizes: 1,8,32."
-            )
+            problem = f"a range must go up between powers of two, got {text!r}"
+            raise SweepError(f"batches: {problem}. Write it such as 1..512, or list sizes: 1,8,32.")
         return tuple(2**e for e in range(first.bit_length() - 1, last.bit_length()))
     items = text if isinstance(text, list | tuple) else str(text).split(",")
     sizes = sorted(parse_count(item, "batches: each batch size") for item in items)

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import importlib.machinery
 import importlib.util
 import itertools
 import json
@@ -35,10 +34,8 @@ def load_object(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise SweepError(
-            f"{name!r} cannot be imported ({describe_error(error)}). "
-            "Correct it, install it, or run from its folder."
-        ) from error
+        problem = f"{name!r} cannot be imported ({describe_error(error)})"
+        raise SweepError(f"{problem}. Correct it, install it, or run from its folder.") from error
 
 
 def is_shipped(name: str) -> bool:
@@ -75,8 +72,7 @@ def check_command(command: str) -> str:
     used = {*PLACEHOLDER.findall(command)}
     placeholders = OF_COMMANDS["placeholders"]
     if unknown := sorted(used - {*placeholders}):
-        known = ", ".join(placeholders)
-        problem = f"command must use only the placeholders {known}, got {{{unknown[0]}}}."
+        problem = f"command must only use {', '.join(placeholders)}, got {{{unknown[0]}}}."
         raise SweepError(f"{problem} {did_you_mean(unknown[0], placeholders) or 'Correct it.'}")
     if {"microbatch_size", "accumulation"} <= used:
         used.add("batch_size")  # their product, for each device
@@ -93,9 +89,9 @@ def title_of_command(command: str) -> str:
     missing = [] if shutil.which(program) else [program]
     scripts = [word for word in words if re.fullmatch(r"[^{=-][^{=]*\.py", word)]
     if missing := [*missing, *itertools.filterfalse(os.path.isfile, scripts)]:
+        problem = f"the program and scripts of a command must exist, got {missing[0]!r}"
         raise SweepError(
-            f"the program and scripts of a command must exist, got {missing[0]!r}. Correct it, or "
-            "run from the folder that contains it. `env NAME=VALUE …` sets variables."
+            f"{problem}. Correct it, or run from its folder. `env A=B …` sets variables."
         )
     path = next(iter(files_of_command(command)), Path(program))
     return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
@@ -147,10 +143,8 @@ def _files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
 
 def require_extra(package: str, extra: str, subject: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise SweepError(
-            f"{subject} needs the extra {extra}. Run `pip install 'batch-size-sweep[{extra}]'`, or "
-            f"in a checkout `pip install -e '.[{extra}]'`."
-        )
+        command = f"pip install 'batch-size-sweep[{extra}]'"
+        raise SweepError(f"{subject} needs the extra {extra}. Run `{command}`.")
 
 
 def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tuple[Any, Any]:

@@ -112,11 +112,15 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
+        pattern = first.get("ctx", {}).get("pattern", "")
+        if choices := re.findall(r"(?<=[(|])\w+(?=\|)", pattern):  # or the user's object
+            message = f"must be {', '.join(choices)} or your module:object"
+        remedy = "Add it." if first["type"] == "missing" else did_you_mean(str(value), choices)
         if first["type"] == "model_type":
             key, message = "", f"{key} must be a table"
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
         key += (" " if message.startswith("must ") else ": ") * bool(key)
-        raise SweepError(f"{subject}: {key}{message}{got}.") from error
+        raise SweepError(f"{subject}: {key}{message}{got}. {remedy}".rstrip()) from error
 
 
 def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:

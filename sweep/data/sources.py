@@ -98,10 +98,7 @@ def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
 
 
 def find_files(source: str) -> dict[str, list[Path]]:
-    """Return the files of a path by role: train and valid, or text, which is still to be split.
-
-    Refuses files that do not begin with text.
-    """
+    """Return the files with text of a path by role: train and valid, or text, to be split."""
     path = Path(source).expanduser().absolute()
     if not source or not (path.is_file() or path.is_dir()):
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
@@ -112,9 +109,11 @@ def find_files(source: str) -> dict[str, list[Path]]:
         usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
         train = [file for file in usable if file.name.lower().split(".")[0] == "train"]
         valid = [file for file in usable if file.name.lower().split(".")[0] in VALID_NAMES]
-        if not usable or len(train) > 1 or len(valid) > len(train):
-            names = ", ".join(file.name for file in [*train, *valid]) or "none"
-            expected = "text files, at most one named train and, only with that, one named valid"
+        if not usable:
+            raise SweepError(f"data folder {source!r} has no text file. Add one.")
+        if len(train) > 1 or len(valid) > len(train):
+            names = ", ".join(file.name for file in [*train, *valid])
+            expected = "one file named train at most and, only with that, one named valid"
             raise SweepError(f"data folder {source!r} must hold {expected}, got {names}.")
         files = {"train": train, "valid": valid} if valid else {"text": train or usable}
     for role, paths in files.items():

@@ -9,7 +9,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -194,13 +194,9 @@ def parse_cluster(text: str) -> tuple[int, int]:
 
 
 def cost_on_cluster(
-    plan: Plan,
-    nodes: int,
-    gpus: int,
-    price_per_device_hour: float | None = None,
-    finished: Collection[str] = (),
+    plan: Plan, nodes: int, gpus: int, price_per_device_hour: float | None = None
 ) -> dict[str, Any]:
-    """Return the cost of a plan's unfinished trials on equally fast devices, as JSON values.
+    """Return the cost of a plan's trials on equally fast devices, as JSON values.
 
     The longest trial starts first, on the slot that is free first: within 4/3 of the least makespan
     (Graham 1969). All devices are paid for until the last trial has ended.
@@ -212,7 +208,7 @@ def cost_on_cluster(
             f"a trial must fit on one node, got {per_trial} devices per trial and gpus={gpus}. Use "
             "larger nodes, or fewer devices per trial."
         )
-    rows = [row for row in plan.trials if row.id not in finished]
+    rows = plan.trials
     if unknown := sorted({row.batch_size for row in rows if row.forecast_seconds is None}):
         raise SweepError(
             f"--cluster needs a time estimate at batch size {', '.join(map(str, unknown))}. "

@@ -3,15 +3,18 @@
 import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
+from sweep.errors import printable
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.trial.folder import State, SweepFolder
 
@@ -27,14 +30,22 @@ def time_text(seconds: float | None, about: str = "about") -> str:
     return f", {about} {format_seconds(seconds)} left" if seconds else ""
 
 
-def describe_trial(row: dict[str, Any], title: str) -> str:
-    """Write a trial in columns: what it is, and the newest value of the metric."""
-    name = f"{row['optimizer']} " if row["optimizer"] else ""
-    stage = "tuning" if row["stage"] == "tune" else f"seed {row['seed']}"
+def stage_of(row: dict[str, Any]) -> str:
+    return "tuning" if row["stage"] == "tune" else f"seed {row['seed']}"
+
+
+def describe_trial(prefix: str, row: dict[str, Any], title: str, width: int) -> str:
+    """Write a trial in columns: its optimizer in a width, and the newest value of the metric."""
+    name = f"{printable(row['optimizer'] or ''):<{width}}"
     value = "" if row["value"] is None else f"{title} {row['value']:.4f}"
-    state = "" if row["state"] in (State.RUNNING, State.COMPLETE) else f" {state_of(row)}"
-    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage:<7}"
-    return f"{name}{cell} {value}{state}".rstrip()
+    state = "" if row["state"] in (State.RUNNING, State.COMPLETE) else state_of(row)
+    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage_of(row):<7}"
+    return " ".join(filter(None, (f"{prefix:<12}", name, cell, value, state)))
+
+
+class Display(Console):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # training goes on
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -48,8 +59,9 @@ class Progress(AbstractContextManager["Progress"]):
         self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, least: int = 0
     ) -> None:
         self._folder, self._ids, self._is_quiet, self._least = folder, ids, is_quiet, least
+        self._is_watching = ids is None and not least  # a command that began earlier
         self._share = 0.0  # the bar never goes back
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
         self._started = time.monotonic()
@@ -68,32 +80,34 @@ class Progress(AbstractContextManager["Progress"]):
             return
         document = sweep_status(self._folder)
         rows = [row for row in document["trials"] if self._ids is None or row["id"] in self._ids]
-        title = Objective(document["metric"]).title.removeprefix("final ")
+        width = max((len(row["optimizer"] or "") for row in rows), default=0)
+        title = Objective(document["metric"]).title.removeprefix("final validation ")
+        describe = partial(describe_trial, title=title, width=width)
         ended = [row for row in rows if State(row["state"]).is_finished]
         if self._ended is None:  # those of an earlier command
             self._ended = {row["id"] for row in ended}
         total, about = max(len(rows), self._least), "at least" if self._least else "about"
-        share = document["progress"] * len(rows) / max(1, total)
-        self._share = max(self._share, share)
-        count = f"at least {total}" if self._least else total
-        counts = f"{len(ended)} of {count} trials{time_text(time_left(rows), about)}"
-        best = (describe_trial(row, title) for row in rows if row["id"] == document["best"])
-        texts = [f"best so far: {text}" for text in best]
+        done = sum(row["tokens"] if row not in ended else row["planned_tokens"] for row in rows)
+        tokens = sum(row["planned_tokens"] for row in rows)
+        self._share = max(self._share, done / max(1, tokens) * len(rows) / max(1, total))
+        left = time_text(time_left(rows), about)
+        counts = f"{len(ended)} of {'at least ' * bool(self._least)}{total} trials have ended"
+        texts = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
         new = [row for row in ended if row["id"] not in self._ended]
         self._ended |= {row["id"] for row in new}
         if self._console.is_terminal:
             for number, row in enumerate(new, len(ended) - len(new) + 1):
-                line = f"{number:>4} of {total}  {describe_trial(row, title)}"
-                self._console.print(line, markup=False)
-            bar, share = Table.grid(padding=(0, 1)), self._share
-            text = f"{counts}, {format_seconds(now - self._started)} elapsed"
-            bar.add_row(ProgressBar(1.0, share, BAR_WIDTH), f"{share:4.0%}", text)
-            running = (row for row in rows if row["state"] == State.RUNNING)
-            texts += [describe_trial(row, title) for row in running]
+                self._console.print(describe(f"{number} of {total}", row), markup=False)
+            texts += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
+            elapsed = f", {format_seconds(now - self._started)} elapsed" * (not self._is_watching)
+            bar = Table.grid(padding=(0, 1))
+            text = f"{self._share:4.0%}{elapsed}{left}"
+            bar.add_row(ProgressBar(1.0, self._share, BAR_WIDTH), text)
             self._live.start()
-            self._live.update(Group(bar, *texts), refresh=True)
+            lines = Text("\n".join([counts, *texts]), no_wrap=True)
+            self._live.update(Group(bar, lines), refresh=True)
         elif now >= self._next_line:
             self._next_line = now + LINE_SECONDS
-            line = "; ".join([f"{self._share:.0%}, {counts}", *texts])
+            line = "; ".join([f"{self._share:.0%}, {counts}{left}", *texts])
             self._console.print(line, markup=False, soft_wrap=True)
         self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))

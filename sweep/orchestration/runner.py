@@ -18,6 +18,7 @@ from sweep.orchestration.costs import check_disk
 from sweep.orchestration.executors import Executor, build_executor, check_services
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.schedule import Scheduler
+from sweep.plan.plan import PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import check_answers, is_mirrored
@@ -48,17 +49,25 @@ class Summary:
         return 0 if overall_state(ends) is State.COMPLETE else 1
 
 
+def rows_to_run(
+    planned: planning.Planned, retried_causes: frozenset[Cause] = frozenset()
+) -> tuple[PlannedTrial, ...]:
+    """Return the rows that a command trains: those without a rate yet, and unfinished trials."""
+    find, rows = planned.request.folder.trial, planned.command_rows().trials
+    pairs = ((row, row.id and find(row.id).read_status()) for row in rows)
+    return tuple(row for row, status in pairs if not status or is_to_run(status, retried_causes))
+
+
 def finished_summary(
     planned: planning.Planned, retried_causes: frozenset[Cause] = frozenset()
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     folder, uri = planned.request.folder, planned.request.services.tracking_uri
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    if planned.is_tuned or any(is_to_run(status, retried_causes) for status in states.values()):
+    has_more = planned.adds_seeds and next_trials(planned, planned.plan)
+    if has_more or rows_to_run(planned, retried_causes) or not is_mirrored(folder, uri):
         return None
-    if planned.adds_seeds and next_trials(planned, planned.plan):
-        return None
-    return Summary(folder, states) if is_mirrored(folder, uri) else None
+    return Summary(folder, states)
 
 
 def check_request(planned: planning.Planned) -> None:
@@ -66,10 +75,8 @@ def check_request(planned: planning.Planned) -> None:
     services = planned.request.services
     planning.check_writable(planned.request.folder.path)
     if planned.plan.settings.optimizer.name == "none":
-        raise SweepError(
-            f"experiment {planned.plan.experiment!r} has no optimizer and trains nothing. Use "
-            "`sweep forecast` or `sweep probe`, or give it an optimizer."
-        )
+        problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
+        raise SweepError(f"experiment {planned.plan.experiment!r} {problem}.")
     check_services(services)
     if services.tracking_uri:
         check_answers(services.tracking_uri)
@@ -190,8 +197,9 @@ def _stopping_on_signals(schedule: Scheduler) -> Iterator[None]:
     """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
 
     def stop(*_: object) -> None:
-        LOG.warning("Saving. Press Ctrl-C again to abort.")
+        is_second = schedule.is_stopping
         schedule.stop()
+        LOG.warning("Aborting." if is_second else "Saving. Press Ctrl-C again to abort.")
 
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:

@@ -30,7 +30,6 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     if any(is_complete(trial, target) for trial in unreported):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
-    done = sum(p.tokens if State(r["state"]).is_finished else r["tokens"] for r, p in pairs)
     complete = [r for r in rows if r["state"] == State.COMPLETE and r["value"] is not None]
     best = min(complete, key=lambda row: metric.sign * row["value"], default=None)
     is_running = has_runner or any(state is State.RUNNING for state, _ in ends)
@@ -39,7 +38,6 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
         "sweep": folder.name,
         "state": state,
         "eta_seconds": seconds,
-        "progress": done / max(1, sum(p.tokens for _, p in pairs)),  # share of the tokens
         "best": best["id"] if best and target is None else None,  # trial so far
         "metric": metric.name,
         "unit": plan.settings.traits.tokens,
@@ -56,21 +54,18 @@ def _trial_status(
         has_started = read_owner(trial.lease_path).get("fencing") == status.fencing
         state = State.RUNNING if has_runner and has_started else State.WAITING
     last = trial.find_result() if state.is_finished else None
-    value = last and last.get(metric.name)
-    if last is None:
-        lines = [*reversed(trial.find_metrics())]
-        last = next((line for line in lines if "perf/tokens_per_second" in line), {})
-        value = next((line[metric.curve] for line in lines if metric.curve in line), None)
+    if last is None:  # the newest of each metric
+        last = {name: value for line in trial.find_metrics() for name, value in line.items()}
+    names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
     return {
-        **row.model_dump(
-            include={"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
-        ),
+        **row.model_dump(include=names),
         "state": state,
         "cause": status.cause,
         "message": " ".join(status.message.split()),
         "tokens": last.get("tokens", 0),
-        "loss": last.get("final_valid_loss", last.get("train/loss")),
-        "value": value,  # the metric's newest
+        "planned_tokens": row.tokens,
+        "loss": last.get("final_valid_loss", last.get("valid/loss")),
+        "value": last.get(metric.name, last.get(metric.curve)),
         "tokens_per_second": last.get("tokens_per_second", last.get("perf/tokens_per_second")),
         "eta_seconds": None,
     }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sweep.config import read_toml
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings
-from sweep.errors import SweepError
+from sweep.errors import SweepError, did_you_mean
 from sweep.plan.steps import milestone_steps
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
@@ -76,10 +76,9 @@ def parse_policy(text: str) -> Policy:
             policy = Policy(match[1] or "fixed", float(match[2]), int(match[3] or 32))
             if 0 < policy.rate <= 1e6 and policy.base > 0:
                 return policy
-    raise SweepError(
-        "lr must be at most 1e6 and positive: RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or "
-        f"tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
-    )
+    forms = "a positive RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or tuned"
+    hint = did_you_mean(text, ("tuned", "sqrt")) or "Write it such as 3e-4 or sqrt:1e-3@32."
+    raise SweepError(f"lr must be {forms}, got {text!r}. {hint}")
 
 
 def optimizer_facts(name: str) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def resolve_device(name: str) -> str:
     if gpus := [f"cuda:{index}" for index in range(torch.cuda.device_count())]:
         devices = ["cuda", *gpus, *devices]
     if name != "auto" and name not in devices:
-        has = ", ".join(devices)
-        raise SweepError(f"device must be auto or one of this machine's ({has}), got {name!r}.")
+        has = f"one of this machine's ({', '.join(devices)})"
+        raise SweepError(f"device must be auto or {has}, got {name!r}. Call `sweep doctor`.")
     return devices[0] if name == "auto" else name
 
 

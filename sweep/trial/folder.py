@@ -320,7 +320,7 @@ class SweepFolder:
     def require_plan(self) -> dict[str, Any]:
         if plan := self.read_plan():
             return plan
-        raise SweepError(f"{self.path} must be a sweep folder with a plan.json.")
+        raise SweepError(f"{self.path} has no plan.json. Give the folder of a `sweep run`.")
 
     def trials(self) -> list[TrialFolder]:
         return [self.trial(row["id"]) for row in self.require_plan()["trials"] if row["id"]]

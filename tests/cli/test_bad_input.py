@@ -20,7 +20,10 @@ FLAGS = [
     ("--model", "huge", "model must be one of"),
     ("--workload", "sorting", "workload"),
     ("--lr", "nan", "lr must be"),
-    ("--lr", "linear:1e308@1", "lr must be at most"),
+    ("--lr", "linear:1e308@1", "lr must be"),
+    ("--lr", "tunned", "Did you mean 'tuned'?"),
+    ("--seeds", "none", "or auto"),
+    ("--max-seeds", "none", "such as 8."),
     ("--out", "", "must be the path of a folder"),
     ("--out", "x" * 300, "File name too long"),
     ("--device-memory", "16GB of it", "device_memory must be"),
@@ -36,7 +39,7 @@ FLAGS = [
     ("--only", "zzz", "only must match exactly one trial"),
     ("--nonsense", "1", "nonsense"),
     ("--workload", ".x:y", "cannot be imported"),
-    ("--optimizers", "adam", "optimizers"),
+    ("--optimizers", "adam", "Did you mean 'adamw'?"),
     ("--optimizers", "adamw,adamw", "optimizers must differ"),
     ("--optimizers", "adamw,none", "none is not one of them"),
 ]
@@ -50,6 +53,7 @@ def test_every_flag_refuses_nonsense(refuse, flag, value, says):
 CHEAP = ("quadratic", "--batches", "4", "--device", "cpu", "--quiet")
 TUNED = ("run", "quick", "--yes", "--lr", "tuned")
 PLAN = ("plan", "quadratic", "--batches", "4", "--out", "s")
+PLACEHOLDERS = "{batch_size} {steps} {learning_rate} {seed}"
 NO_COMMANDS = [
     ((*TUNED, "--optimizers", "muon", "--devices-per-trial", "2", "--zero", "1"), "zero shards"),
     (("run", "quadratic", "--optimizers", "muon", "--lr", "tuned"), "no matrices between"),
@@ -63,12 +67,16 @@ NO_COMMANDS = [
     ((*PLAN, "--cluster", "gpus=8", "--price", "inf"), "price must be at least 0"),
     ((*PLAN, "--price", "2.5"), "needs --cluster"),
     (("run", "quik"), "quick"),
+    (("open",), "`sweep run quick`"),
+    (("run", "quick", "--command", f"true {PLACEHOLDERS}"), "experiment 'quick' does not apply"),
+    (("run", "--command", f"true {PLACEHOLDERS}", "--data", "x"), "data does not apply"),
+    (("run", "--command", "true {batch_size} {steps} {lr} {seed}"), "mean 'learning_rate'?"),
     (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
     (("run", "elman", "--model", "quick", "--data", "synthetic"), "trains nothing"),
     (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
     (("probe", "quick", "--soak", "many"), "--soak"),
     (("ui", "x", "--port", "70000"), "70000"),
-    (("report",), "DIR must be a sweep folder"),
+    (("report",), "`sweep run quick`"),
     (("report", "--from-mlflow", "sqlite:///x.db"), "--experiment"),
     (("report", "x", "--run", "abc"), "--from-mlflow"),
     (("report", "x", "--tracking-uri", "foo"), "tracking URI must be"),
@@ -95,6 +103,11 @@ def test_texts_that_cannot_be_trained_on(refuse, tmp_path, content, says, comman
     path = tmp_path / "text.txt"
     path.write_bytes(content)
     assert says in refuse(command, "quick", "--data", path)
+
+
+def test_a_data_folder_without_a_text(refuse, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "has no text file" in refuse("run", "quick", "--data", tmp_path / "empty")
 
 
 def test_a_text_shorter_than_one_window_of_tokens(refuse, tmp_path):
@@ -166,6 +179,6 @@ def test_a_corrupt_plan(refuse, tmp_path, content, command):
 
 def test_more_than_an_hour_needs_a_yes_and_a_trial_enough_disk(refuse, monkeypatch):
     sentence = refuse("run", *CHEAP, "--budget", "10G")
-    assert "--yes" in sentence and "sweep run quick" in sentence
+    assert "--yes" in sentence
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert "the disk must have" in refuse("run", *CHEAP)

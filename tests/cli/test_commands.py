@@ -248,10 +248,20 @@ def test_doctor_finds_what_is_installed_and_what_else_takes_the_cores(call, monk
         document = json.loads(out)
         assert code == 0 and document["packages"]["torch"]
         assert document["devices"][0]["device"] == "cpu"
-        assert any("used 2.5 cores" in problem for problem in document["problems"]) is is_noted
+        assert any("used 2.5 cores" in note for note in document["notes"]) is is_noted
+        assert not document["devices"][0]["name"].startswith("cpu")
     lines = call("doctor")[1].splitlines()
     assert any(line.startswith("✓ cpu: ") for line in lines)
-    assert sum(line.startswith("✗ ") for line in lines) >= len(document["problems"])
+    assert sum(line.startswith("✗ ") for line in lines) == len(document["problems"])
+    assert sum(line.startswith("– ") for line in lines) == len(document["notes"])
+    assert all("`" in problem for problem in document["problems"])
+
+
+def test_characters_that_the_terminal_lacks_are_replaced():
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    words = [sys.executable, "-m", "sweep", "doctor"]
+    done = subprocess.run(words, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and b"? cpu: " in done.stdout
 
 
 def test_data_prepare_and_info(call, tmp_path):
@@ -285,6 +295,8 @@ def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_tri
     assert subjects == [*names]
     first, *_ = SweepFolder(out).trials()
     first.write_status(first.read_status().changed(state=State.PRUNED))
+    (total,) = re.findall(r"Total: (\d+) trials, (\d+) of", call("plan", *THREE, "--out", out)[1])
+    assert total == ("3", "1")
     plan = json.loads(call("plan", *THREE, "--out", out, *flags, "--json")[1])
     cost, seconds = plan["cluster"], [trial["forecast_seconds"] for trial in plan["trials"][1:]]
     assert (cost["devices"], cost["trials"]) == (2, 2)

@@ -14,6 +14,9 @@ import time
 
 import pytest
 
+from sweep.orchestration.progress import describe_trial
+from sweep.orchestration.status import sweep_status
+from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
 
@@ -110,7 +113,7 @@ def test_a_terminal_has_a_bar_and_a_line_for_each_trial_that_ended(tmp_path):
     )
     text = terminal.read()
     assert terminal.process.wait() == 0
-    ended = re.findall(r"(\d) of 2  batch size (\d) +lr 0.05 +seed 0 +\w", text)
+    ended = re.findall(r"(\d) of 2 +batch size (\d) +lr 0.05 +seed 0 +\w", text)
     assert sorted(ended) == [("1", "4"), ("2", "8")] or sorted(ended) == [("1", "8"), ("2", "4")]
     assert (
         "━" in text and "100%" in text and "elapsed" in text and "best so far: batch size" in text
@@ -195,13 +198,96 @@ def test_a_similar_name_is_proposed(refuse, words, hint):
     assert hint in refuse(*words)
 
 
-def test_completion_is_that_of_click():
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("sta", {"status"}),
+        ("status --", {"--json", "--verify", "--watch", "--help"}),
+        ("report --o", {"--out"}),
+    ],
+)
+def test_completion_is_that_of_click_also_without_results(tmp_path, words, completions):
     environment = {
         **os.environ,
         "_SWEEP_COMPLETE": "bash_complete",
-        "COMP_WORDS": "sweep sta",
-        "COMP_CWORD": "1",
+        "COMP_WORDS": f"sweep {words}",
+        "COMP_CWORD": str(len(words.split())),
     }
     script = [sys.executable, "-c", "from sweep.cli import main; main()"]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["plain,status"]
+    done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert {*done.stdout.splitlines()} == {f"plain,{word}" for word in completions}
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+HOSTILE = "a\x1b]0;PWN\x07[/nope]"
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A stranger's sweep of two optimizers, with a trial that ran out of memory."""
+    folder = SweepFolder(tmp_path / "s")
+    outcomes = {4: "COMPLETE", 8: "out_of_memory", 16: "RUNNING"}
+    sweep = {"optimizers": "adamw,adafactor", "batches": "4,8,16", "points": 20}
+    write_fake_sweep(folder.path, outcome=lambda row: outcomes[row.batch_size], **sweep)
+    plan = folder.read_plan()
+    for row in plan["trials"]:
+        row["optimizer"] = row["optimizer"].replace("adamw", HOSTILE)
+    write_json(folder.plan_path, plan)
+    return folder
+
+
+def test_a_strangers_texts_are_shown_as_they_are_and_ids_and_states_are_whole(hostile):
+    for options in ((), ("--watch",)):
+        terminal = Terminal("status", hostile.path, *options)
+        text, lines = terminal.read(), terminal.lines()
+        assert terminal.process.wait() == 0 and "\x1b]" not in text and "\x07" not in text
+        assert "a\N{REPLACEMENT CHARACTER}]0;PWN" in text and "[/nope]" in "".join(text.split())
+        assert max(map(len, lines)) <= 80 and "…" not in text and "elapsed" not in text
+        for trial in hostile.trials():
+            (line,) = [line for line in lines if line.startswith(trial.id)]
+            assert str(trial.read_status().state).replace("RUNNING", "WAITING") in line.split()
+        assert "out_of_memory" in text.split()
+    assert "4 of 6 trials have ended" in text
+
+
+def test_trials_are_described_in_columns_of_equal_width(tmp_path):
+    plan = write_fake_sweep(tmp_path / "s", optimizers="sgd,adafactor", batches="4,1024")
+    rows = sweep_status(SweepFolder(tmp_path / "s"))["trials"]
+    assert len(rows) == len(plan.trials)
+    texts = [describe_trial(p, row, "loss", 9) for row in rows for p in ("running:", "3 of 4")]
+    assert len({text.index("batch size") for text in texts}) == 1
+    assert len({text.index("loss") for text in texts}) == 1
+
+
+def test_a_running_trial_shows_its_newest_evaluation(tmp_path):
+    write_fake_sweep(tmp_path / "s", batches="4", outcome=lambda row: "RUNNING", points=20)
+    (trial,) = SweepFolder(tmp_path / "s").trials()
+    lines = trial.read_metrics()
+    for count in (len(lines), 1):
+        text = "".join(json.dumps(line) + "\n" for line in lines[:count])
+        trial.metrics_path.write_text(text)
+        (row,) = sweep_status(SweepFolder(tmp_path / "s"))["trials"]
+        evaluated = [line["valid/loss"] for line in lines[:count] if "valid/loss" in line]
+        assert row["loss"] == row["value"] == (evaluated[-1] if evaluated else None)
+    assert not evaluated and row["tokens"] > 0
+
+
+def test_a_log_has_an_empty_cell_for_a_value_that_is_null(call, tmp_path):
+    write_fake_sweep(tmp_path / "s", batches="4", points=20, outcome=lambda row: "RUNNING")
+    (trial,) = SweepFolder(tmp_path / "s").trials()
+    lines = trial.read_metrics()
+    assert "valid/loss" in lines[-1]
+    lines[-1]["valid/loss"] = None
+    trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trial.log_path.touch()
+    code, text = call("log", "s", trial.id)
+    header, *rows = [line.split() for line in text.splitlines()]
+    assert code == 0 and header == ["tokens", "time", "train/loss", "valid/loss"]
+    assert len(rows[-1]) == len(rows[-2]) - 1
+
+
+def test_a_log_without_an_id_points_to_status(call, tmp_path):
+    write_fake_sweep(tmp_path / "s", batches="4", points=5)
+    for words in (("log", "s"), ("log", "s", "zzz")):
+        assert call(*words)[0] == 2
+        assert "`sweep status" in call.stderr and "sweep plan" not in call.stderr

@@ -119,6 +119,11 @@ WRONG_TEXTS = [
     ("bugdet = 2", "'bugdet' is not a known key. Did you mean 'budget'"),
     ("name = ", "must be TOML"),
     ("\x00", "must be TOML"),
+    ("learning_rate = 0.1", "Did you mean 'lr'?"),
+    ("seed = 3", "Did you mean 'seeds'?"),
+    ("batch_size = 8", "Did you mean 'batches'?"),
+    ("optimizer.name = 'adam'", "Did you mean 'adamw'?"),
+    ("schedule.name = 'cosin'", "cosine, constant or your module:object"),
     ("workload = 'x'", "workload"),
     ("init = 'x'\nworkload = 'quadratic'", "apply only to language models"),
     ("lora = 4", "'model.lora' does not apply to 'transformer'"),
@@ -134,7 +139,8 @@ WRONG_TEXTS = [
 @pytest.mark.parametrize(("text", "says"), WRONG_TEXTS)
 def test_bad_files_get_one_sentence(tmp_path, text, says):
     assert says in refusal(tmp_path / "bad.toml", f"budget = 1\nbatches = [2]\n{text}")
-    assert "batches must be set" in refusal(tmp_path / "bad.toml", "budget = 1")
+    sentence = refusal(tmp_path / "bad.toml", "budget = 1")
+    assert "batches must be set. Add it." in sentence and str(tmp_path / "bad.toml") in sentence
 
 
 SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
@@ -295,7 +301,7 @@ def test_a_target_makes_the_rate_constant_and_averages_the_weights(name):
 
 @pytest.mark.parametrize(
     ("name", "value", "example"),
-    [("seeds", "0", "8"), ("batches", "4;8", "1,8,32"), ("budget", "much", "327.68M")],
+    [("seeds", "0", "8, or auto"), ("batches", "4;8", "1,8,32"), ("budget", "much", "327.68M")],
 )
 def test_the_example_of_a_number_is_one_of_its_kind(name, value, example):
     with pytest.raises(SweepError, match=rf"Write it such as {example}\."):

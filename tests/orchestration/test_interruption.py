@@ -89,6 +89,20 @@ def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
     assert_finished(slow, uninterrupted)
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_stops_a_command_whose_terminal_or_tee_is_gone(slow, presses):
+    words = [word for word in slow.words if word != "--quiet"]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    slow.process = subprocess.Popen(words, **pipe, start_new_session=True)
+    slow.output.touch()
+    until_step(slow, 30)
+    slow.process.stdout.close()
+    for _ in range(presses):
+        slow.process.send_signal(signal.SIGINT)
+    assert slow.wait() == 130
+    assert states(slow.folder) == {State.WAITING}
+
+
 def test_a_killed_worker_is_retried(slow, uninterrupted):
     slow.start()
     until_step(slow, 30)
