@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis import frames
+from sweep.analysis import checks, frames
 from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
-from sweep.analysis.checks import (
-    CURVE_CHECKS,
-    FAIL,
-    Check,
-    about_examples,
-    build_check,
-    check_curve,
-    check_rows,
-    checks_of_command,
-    supports_crossings,
-    supports_fit,
-)
+from sweep.analysis.checks import Check
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
@@ -52,7 +41,7 @@ class PolicyResult:
 
     @property
     def failed(self) -> list[Check]:
-        return [check for check in self.checks if check.status == FAIL]
+        return [check for check in self.checks if check.status == checks.FAIL]
 
     @property
     def blocking(self) -> list[Check]:
@@ -125,8 +114,8 @@ class Sweep(frames.SweepTables):
     def _with_next_step(self, result: PolicyResult) -> PolicyResult:
         if self.plan.settings.command is not None:
             command = command_with(self.plan).replace("sweep run", "sweep check", 1)
-            checks = [*result.checks, *checks_of_command(self.checked, command)]
-            result = replace(result, checks=checks)
+            judged = [*result.checks, *checks.checks_of_command(self.checked, command)]
+            result = replace(result, checks=judged)
         if result.answer is None:
             return result
         settle, seconds = _settle(self, result)
@@ -267,16 +256,19 @@ def judge_trials(
         reports["seconds_training"] *= share.fillna(1.0)
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
-        checks = check_rows(table, tuning_command)
+        judged = checks.check_rows(table, tuning_command)
         if steps is not None:
             curve = fit_curve(steps[steps["label"] == label], own["target"].max())
-            checks += check_curve(curve)
+            judged += checks.check_curve(curve)
         elif own["has_target"].any():
             missing, evidence = ("metrics.jsonl",), "Not checked: the curves are missing."
-            checks += [build_check(c, evidence, missing_columns=missing) for c in CURVE_CHECKS]
+            judged += [
+                checks.build_check(c, evidence, missing_columns=missing)
+                for c in checks.CURVE_CHECKS
+            ]
         if plan and plan.settings.traits.tokens == "examples":
-            checks = [about_examples(check) for check in checks]
-        result = PolicyResult(str(label), checks, table.rates, None, None, curve)
+            judged = [checks.about_examples(check) for check in judged]
+        result = PolicyResult(str(label), judged, table.rates, None, None, curve)
         reasons = [  # the tuning command follows as the next step
             f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
             for check in result.blocking
@@ -387,13 +379,13 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
     measured = [
         f"by {100 * excess:.0f} % at {most}{estimate:.3g} sequences per step"
         for excess, estimate in curve.excess.items()
-        if estimate is not None and supports_crossings(curve)
+        if estimate is not None and checks.supports_crossings(curve)
     ]
     lines = []
     if measured:
         text = f"Measured: the tokens to a loss of {curve.target:g} exceed their least"
         lines.append(f"{text} {join(measured)}.")
-    if curve.fit and supports_fit(curve):
+    if curve.fit and checks.supports_fit(curve):
         lines.append(
             f"Fitted: by the curve S_min + E_min/B, which is {100 * curve.fit.largest_misfit:.1f} "
             f"% off at most, the critical batch size is {curve.fit.b_crit:.3g} sequences; it takes "
