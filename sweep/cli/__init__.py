@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from sweep.cli.commands import COMMANDS
-from sweep.cli.options import echo, say
-from sweep.errors import SweepError, describe_error, without_secrets
+from sweep.cli.options import say
+from sweep.errors import SweepError, describe_error, printable, without_secrets
 from sweep.trial.files import storage_problem
 
 
@@ -42,10 +42,9 @@ class Messages(logging.Handler):
     """Print what the package logs, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_work = record.levelno == logging.INFO  # else a warning, perhaps below a bar or ^C
-        start = "\n" if sys.stderr.isatty() and not is_work else ""
+        dots = " …" * (record.levelno == logging.INFO)  # work begins
         with contextlib.suppress(OSError, RuntimeError):  # closed, or interrupted while it prints
-            echo(f"{start}{record.getMessage()}{' …' * is_work}", err=True)
+            print(f"{printable(record.getMessage())}{dots}", file=sys.stderr)  # above a bar
 
 
 def main() -> None:

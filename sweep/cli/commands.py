@@ -341,7 +341,7 @@ def log(words: tuple[str, ...]) -> None:
 
     *folders, trial = words
     if len(folders) > 1 or Path(trial, "plan.json").exists():
-        raise SweepError(f"ID is missing in {shlex.join(words)!r}. `sweep status` lists the ids.")
+        raise SweepError(f"log needs an ID, got {shlex.join(words)!r}. `sweep status` lists them.")
     folder = sweep_folder(*folders)
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     ids = [str(row.id) for row in plan.known_trials]

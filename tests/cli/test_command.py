@@ -1,6 +1,8 @@
 """A sweep over a training script: what is refused, planned, run, reported and checked."""
 
 import json
+import re
+import shlex
 import sys
 
 import pandas as pd
@@ -102,7 +104,9 @@ def test_changed_code_is_another_trial(script, tmp_path):
 def test_a_folder_refuses_changed_code_once_a_trial_has_a_result(call, script, tmp_path):
     run = ("run", "--command", COMMAND, *RUN, "--budget", "80", "--out", "sweep", "--yes")
     script("import argparse", "import argparse, unknown_module")
-    assert call(*run)[0] == 1
+    code, text = call(*run)
+    (words,) = re.findall(r"`(sweep log .*?)`", text)
+    assert code == 1 and call(*shlex.split(words)[1:])[0] == 0
     script()
     assert call(*run)[0] == 0
     rows = json.loads((tmp_path / "sweep" / "plan.json").read_text())["trials"]

@@ -18,6 +18,7 @@ from sweep.orchestration.progress import describe_trial
 from sweep.orchestration.status import sweep_status
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
+from sweep.trial.lease import read_owner
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\[\?25[lh]")
@@ -142,6 +143,20 @@ def test_ctrl_c_is_answered_at_once_and_the_same_command_resumes(tmp_path):
     assert terminal.process.wait() == 130
     assert "Saving. Press Ctrl-C again to abort." in text and "The same command resumes" in text
     assert SweepFolder(tmp_path / "s").trials()[0].read_status().state == "WAITING"
+
+
+def test_a_second_ctrl_c_says_that_it_aborts_a_trial_that_hangs(tmp_path):
+    words = ("run", "quick", "--budget", "200k", "--batches", "4", "--device", "cpu", "--yes")
+    terminal = Terminal(*words, "--out", tmp_path / "s")
+    terminal.read("running:")
+    (trial,) = SweepFolder(tmp_path / "s").trials()
+    os.kill(read_owner(trial.lease_path)["pid"], signal.SIGSTOP)
+    for answer in ("Saving. Press Ctrl-C again to abort.", "Aborting."):
+        terminal.process.send_signal(signal.SIGINT)
+        assert answer in terminal.read(answer)
+    text = terminal.read()
+    assert terminal.process.wait() == 130 and text.count("Ctrl-C again") == 1
+    assert trial.read_status().state == "WAITING"
 
 
 @pytest.fixture
