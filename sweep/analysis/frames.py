@@ -202,13 +202,12 @@ def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
             table[name] = to_numbers(table[name])
     rows = table.astype(object).where(table.notna(), None).to_dict("records")
     records = {str(row.get("id")): {str(name): row[name] for name in row} for row in rows}
-    planned = {str(row.id): row.model_dump(exclude=MAY_SHRINK) for row in plan.known_trials}
+    planned, only = {str(row.id): row for row in plan.known_trials}, plan.settings.optimizer.name
     if records.keys() != planned.keys() or len(rows) != len(planned):
         raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
-    named = {
-        str(row.id): row.optimizer or plan.settings.optimizer.name for row in plan.known_trials
-    }
-    return [{**records[i], **planned[i], "optimizer": named[i]} for i in planned]
+    for trial, row in planned.items():
+        records[trial] |= row.model_dump(exclude=MAY_SHRINK) | {"optimizer": row.optimizer or only}
+    return [records[trial] for trial in planned]
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:

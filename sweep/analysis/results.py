@@ -261,11 +261,8 @@ def judge_trials(
             curve = fit_curve(steps[steps["label"] == label], own["target"].max())
             judged += checks.check_curve(curve)
         elif own["has_target"].any():
-            missing, evidence = ("metrics.jsonl",), "Not checked: the curves are missing."
-            judged += [
-                checks.build_check(c, evidence, missing_columns=missing)
-                for c in checks.CURVE_CHECKS
-            ]
+            evidence: Any = "Not checked: the curves are missing.", None, (), "", ("metrics.jsonl",)
+            judged += [checks.build_check(code, *evidence) for code in checks.CURVE_CHECKS]
         if plan and plan.settings.traits.tokens == "examples":
             judged = [checks.about_examples(check) for check in judged]
         result = PolicyResult(str(label), judged, table.rates, None, None, curve)

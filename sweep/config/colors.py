@@ -8,13 +8,10 @@ STOPS = ("#3b74d8", "#1c8fb5", "#1a9468", "#7b8c17", "#c07a00", "#d5502f", "#b84
 
 def batch_colors(batch_sizes: Iterable[int]) -> dict[int, str]:
     """Return a color (#rrggbb) for each batch size, blue for the smallest to purple."""
+    import numpy as np
+
     sizes = sorted(set(batch_sizes))
-    stops = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in STOPS]
-    colors = {}
-    for index, size in enumerate(sizes):
-        position = index * (len(stops) - 1) / max(1, len(sizes) - 1)
-        start = min(int(position), len(stops) - 2)
-        pairs = zip(stops[start], stops[start + 1], strict=True)
-        mixed = (round(low + (high - low) * (position - start)) for low, high in pairs)
-        colors[size] = "#" + "".join(f"{part:02x}" for part in mixed)
-    return colors
+    stops = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in STOPS])
+    position, ends = np.linspace(0, len(stops) - 1, len(sizes)), np.arange(len(stops))
+    mixed = np.array([np.interp(position, ends, part).round() for part in stops.T], int).T.tolist()
+    return {n: f"#{r:02x}{g:02x}{b:02x}" for n, (r, g, b) in zip(sizes, mixed, strict=True)}

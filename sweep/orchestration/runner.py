@@ -87,10 +87,7 @@ def check_request(planned: planning.Planned) -> None:
 
 
 def prepare(planned: planning.Planned, may_download: bool = False) -> None:
-    """Get data and weights, and check the prompts, before anything of the sweep is written.
-
-    Text on this machine comes before the estimates, which count its tokens.
-    """
+    """Get data and weights, and check prompts, before anything of the sweep is written."""
     folder = planned.request.folder
     plan = folder.located(planned.plan)
     if not may_download and (plan.data or {}).get("name") not in ("path", "synthetic"):

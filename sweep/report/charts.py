@@ -201,7 +201,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     if len(sweep.batch_sizes) < 2:
         return None
     traits, trials = sweep.plan.settings.traits, _report_trials(sweep.trials)
-    objective = traits.objective
+    objective, unit = traits.objective, traits.tokens
     metrics = {"train/loss": "training loss"}
     if traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
@@ -217,16 +217,14 @@ def plot_curves(sweep: Sweep) -> Chart | None:
         seeds = measured.groupby(keys)["id"].nunique().rename("seeds")
         rows = measured.groupby([*keys, "tokens"])[metric].agg(["mean", "size"]).reset_index()
         rows = rows.merge(seeds, on=keys).query("size == seeds").drop(columns="size")  # all seeds
-        rows = rows.rename(columns={"mean": name, "tokens": traits.tokens})
+        rows = rows.rename(columns={"mean": name, "tokens": unit})
         if not (rows.groupby(keys).size() > 1).any():
             continue
         is_mean = rows["trial"] == ""
-        means = rows[is_mean].sort_values(traits.tokens).groupby(keys).last()[name]
+        means = rows[is_mean].sort_values(unit).groupby(keys).last()[name]
         rows["trial"] = rows["trial"].mask(is_mean)
-        settled = rows.loc[rows[traits.tokens] >= START * rows[traits.tokens].max(), name]
-        x = vega.channel(
-            traits.tokens, [0, *rows[traits.tokens]], f"training {traits.tokens}", COUNT
-        )
+        settled = rows.loc[rows[unit] >= START * rows[unit].max(), name]
+        x = vega.channel(unit, [0, *rows[unit]], f"training {unit}", COUNT)
         is_loss = metric == "train/loss" and objective.name == LOSS.name
         has_unit = objective.label and (is_loss or metric == objective.curve)
         y_title = f"{name} [{objective.label}]" if has_unit else name
@@ -236,7 +234,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
         dash = vega.names(POLICY, labels, DASHES)
         edge = _worst_edge(sweep) if metric == objective.curve else TOP
         diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
-        diverged = diverged.rename(columns={"tokens": traits.tokens})
+        diverged = diverged.rename(columns={"tokens": unit})
         by_trial = {"color": color, "strokeDash": dash, "detail": {"field": "trial"}}
         layers = [
             vega.layer("line", rows, x, y, **by_trial, tooltip=True),
