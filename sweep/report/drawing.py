@@ -120,15 +120,15 @@ def _legend(panels: Sequence[Spec]) -> list[Line2D]:
     for layer in (layer for panel in panels for layer in panel["layer"]):
         encoding = layer["encoding"]
         for channel in ("color", "shape", "strokeDash"):
-            field = encoding.get(channel, {}).get("field")
-            names = encoding[channel]["scale"]["domain"] if field else []
+            made = encoding.get(channel, {})
+            field, legend = made.get("field"), made.get("legend")
+            names = legend["values"] if legend else made["scale"]["domain"] if field == SIZE else []
             if len(names) < 2 or encoding["x"].get("field") == SIZE == field:
                 continue
             for name in names:
                 style = _style(layer, {**layer["data"]["values"][0], field: name})
-                color = style["color"] if channel == "color" else GREY
                 text = f"{SIZE} {name}" if field == SIZE else str(name)
-                style |= {"color": color, "alpha": 1.0}
+                style |= {"alpha": 1.0} | ({} if channel == "color" else {"color": GREY})
                 handle = handles.setdefault(text, Line2D([], [], **style, label=text))
                 if channel == "shape":  # a line with such points
                     handle.set_marker(style["marker"])
