@@ -34,9 +34,8 @@ def estimate(planned: Planned) -> Planned:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
     folder = planned.request.folder
     plan = folder.located(planned.plan)
-    LOG.info("Estimating the time")
+    LOG.info("Estimating time and memory")
     seconds, factor, reason = estimate_seconds(plan, folder)
-    LOG.info("Forecasting the memory")
     peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
         forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])

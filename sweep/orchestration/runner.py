@@ -86,22 +86,27 @@ def check_request(planned: planning.Planned) -> None:
         open_storage(services.storage)
 
 
-def prepare(planned: planning.Planned, may_download: bool = False) -> None:
+def prepare(planned: planning.Planned) -> None:
+    """Prepare text that needs no download; estimates count its tokens."""
+    if (planned.plan.data or {}).get("name") in ("path", "synthetic"):
+        with holding(planned.request.folder):
+            _get_inputs(planned)
+
+
+def _get_inputs(planned: planning.Planned) -> None:
     """Get data and weights, and check prompts, before anything of the sweep is written."""
     folder = planned.request.folder
-    plan = folder.located(planned.plan)
-    if not may_download and (plan.data or {}).get("name") not in ("path", "synthetic"):
-        return
+    plan, tokenizer = folder.located(planned.plan), tokenizer_of(planned.plan.settings)
     if plan.start and plan.init_path:
         weights_folder(plan.init_path)
-    tokenizer = tokenizer_of(plan.settings)
-    if plan.data is None or tokenizer is None:
-        return
-    text = prepare_data(plan.data, plan.data_path, tokenizer, LOG.info, plan.init_path)
-    if plan.settings.traits.samples:
-        planning.inspect_plan(plan, folder)  # its prompts
-    else:
-        text.check_window(plan.tokens_per_sequence)
+    if plan.data and tokenizer:
+        text = prepare_data(plan.data, plan.data_path, tokenizer, LOG.info, plan.init_path)
+        if plan.settings.traits.samples:
+            planning.inspect_plan(plan, folder)  # its prompts
+        else:
+            text.check_window(plan.tokens_per_sequence)
+    if folder.stop_path.exists():
+        raise KeyboardInterrupt
 
 
 def run_plan(
@@ -120,9 +125,7 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        prepare(planned, may_download=True)
-        if folder.stop_path.exists():
-            raise KeyboardInterrupt
+        _get_inputs(planned)
         plan = planning.save_plan(planned.plan, folder)
         arguments = plan, folder, executor, retried_causes, on_change, services.stall_minutes
         schedule = Scheduler(*arguments)

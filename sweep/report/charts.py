@@ -157,10 +157,7 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
 def _plot_sizes(
     sweep: Sweep, trials: pd.DataFrame, metric: str, name: str, title: str = ""
 ) -> Spec:
-    """Plot a metric against batch size: complete seeds, and their mean in whole cells.
-
-    The loss has intervals, and does not begin at 0; of other metrics the line is the median.
-    """
+    """Plot complete seeds by batch size, and means of losses with intervals, or else medians."""
     is_loss, sizes = metric == "final_valid_loss", sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
     complete = trials[trials["state"] == "COMPLETE"]

@@ -55,15 +55,15 @@ def to_html(
     body = body.replace("</table>", "</table></div>")
     specifications = {name: chart.panels for name, chart in charts.items() if chart}
     data = json.dumps({"charts": specifications, "colors": batch_colors(sizes)})
-    library = (SCRIPTS / "charts.min.js").read_text(encoding="utf-8")
-    script = (FOLDER / "templates" / "page.js").read_text(encoding="utf-8")
-    hashes = (hashlib.sha256(code.encode()).digest() for code in (library, script))
+    paths = SCRIPTS / "charts.min.js", FOLDER / "templates" / "page.js"
+    scripts = [path.read_text(encoding="utf-8") for path in paths]
+    hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
     return PAGE.get_template("page.html.j2").render(
         title=title,
         headings=headings,
         body=body,
         data=data.replace("<", "\\u003c"),
-        scripts=(library, script),
+        scripts=scripts,
         sources=[f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes],
         licences=(SCRIPTS / "LICENSES.txt").read_text(encoding="utf-8"),
     )
