@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 from sweep.config.models import MODEL_PRESETS
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import identify_data
-from sweep.data.tokens import SequenceStream, gather, prepare_data
+from sweep.data.tokens import SequenceStream, prepare_data
+from sweep.experiments.pretrain import gather
 from sweep.models import build_model
 
 parser = argparse.ArgumentParser()

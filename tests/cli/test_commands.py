@@ -422,4 +422,4 @@ def test_a_table_and_a_folder_are_answered(call, tmp_path):
 
 
 def test_a_table_that_cannot_be_answered_is_refused(refuse):
-    assert "must be a CSV file or a sweep folder" in refuse("answer", "nothing.csv")
+    assert "must be a CSV file" in refuse("answer", "nothing.csv")

@@ -95,8 +95,8 @@ def test_a_folder_of_other_files_uses_all_in_sorted_order_but_not_the_readme(tmp
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "got none"),
-        ({"README__md": TEXT}, "got none"),
+        ({}, "has no text file"),
+        ({"README__md": TEXT}, "has no text file"),
         ({"valid__txt": TEXT}, "got valid.txt"),
         ({"train__txt": TEXT, "train__jsonl": '{"text": "a"}'}, "got train.jsonl, train.txt"),
     ],

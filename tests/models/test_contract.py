@@ -156,5 +156,5 @@ def test_a_user_model_that_cannot_be_trained_is_refused(name, is_checkpointing, 
 
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SweepError, match=r"pip install -e '\.\[hf\]'"):
+    with pytest.raises(SweepError, match=r"batch-size-sweep\[hf\]"):
         build_model(MODELS["gpt2"], 0)

@@ -73,7 +73,7 @@ def test_the_driver_of_postgresql_is_added_or_missing_with_a_remedy(monkeypatch)
     for other in ("postgresql+psycopg2://h/db", "sqlite:///x.db", "http://host", "mysql://host/db"):
         assert with_driver(other) == other
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(SweepError, match=r"\.\[postgres\]"):
+    with pytest.raises(SweepError, match=r"batch-size-sweep\[postgres\]"):
         with_driver("postgresql://u:secret@host/db")
 
 

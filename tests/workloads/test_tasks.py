@@ -124,7 +124,7 @@ def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name,
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "chess", None)
     monkeypatch.delitem(sys.modules, "sweep.experiments.chess_moves", raising=False)
-    with pytest.raises(SweepError, match=r"pip install -e '\.\[chess\]'"):
+    with pytest.raises(SweepError, match=r"batch-size-sweep\[chess\]"):
         task_of(task=CHESS)
 
 
