@@ -99,6 +99,8 @@ def commands_of(page: Path) -> Iterator[Command]:
             last = None
         if token.type == "code_block" or (token.type == "fence" and token.info == "sh"):
             texts = token.content.replace("\\\n", " ").splitlines()
+            if texts[0].startswith("$ "):  # a session: what follows is output
+                texts = [text[2:] for text in texts if text.startswith("$ ")]
             texts = [text for text in texts if shlex.split(text, comments=True)]
             commands = [Command(page, line, text, True, reason) for text in texts]
             yield from commands[:-1]
