@@ -320,8 +320,7 @@ def open_report(folder: "SweepFolder") -> None:
     """Show the report of a sweep in the browser."""
     page = folder.path.absolute() / "report.html"
     if not page.exists():
-        folder.require_plan()
-        raise SweepError(f"{folder.path} has no report yet. Write it with `sweep report`.")
+        raise SweepError(f"{page} must exist. Write it with `sweep report {folder.path}`.")
     _open_page(page.as_uri())
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sweep.config.objective import Objective
+from sweep.errors import SweepError
 from sweep.plan.plan import PlannedTrial, parse_plan
 from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
 from sweep.trial.lease import is_locked, read_owner
@@ -11,9 +12,10 @@ from sweep.trial.lease import is_locked, read_owner
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     """Return the document that `sweep status --json` prints."""
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
-    has_runner = is_locked(folder.lock_path)
+    if folder.is_published:
+        raise SweepError(f"{folder.path} is published and has no states. Call `sweep answer`.")
+    has_runner, metric = is_locked(folder.lock_path), plan.settings.traits.objective
     trials = [(folder.trial(str(row.id)), row) for row in plan.known_trials]
-    metric = plan.settings.traits.objective
     rows = [_trial_status(trial, row, has_runner, metric) for trial, row in trials]
     pairs = [*zip(rows, plan.known_trials, strict=True)]
     rates = {p.cell: row["tokens_per_second"] for row, p in pairs if row["tokens_per_second"]}

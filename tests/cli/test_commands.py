@@ -160,7 +160,8 @@ def test_a_report_does_not_replace_published_results(call, tmp_path):
     published = tmp_path / "published"
     shutil.copytree(ROOT / "results" / "published" / "quick-fixed-rate", published)
     before = {path: path.stat().st_mtime_ns for path in published.rglob("*")}
-    assert call("report", published)[0] == 2 and "is published" in call.stderr
+    for command in ("report", "status"):
+        assert call(command, published)[0] == 2 and "is published" in call.stderr
     assert call("report", published, "--out", "again")[0] == 0
     assert {path: path.stat().st_mtime_ns for path in published.rglob("*")} == before
     stored, again = (

@@ -175,7 +175,7 @@ def test_the_newest_sweep_is_the_default_of_every_command(call, newest, tmp_path
     monkeypatch.setenv("DISPLAY", ":0")
     assert json.loads(call("status", "--json")[1])["sweep"] == "new"
     assert "Sweep folder: results/new" in call.stderr
-    assert call("open")[0] == 2 and "has no report yet" in call.stderr
+    assert call("open")[0] == 2 and "report.html must exist" in call.stderr
     code, text = call("report")
     assert (
         code == 0
