@@ -121,7 +121,7 @@ def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     seconds = {row.cell: row.forecast_seconds for row in plan.trials}
     ended = Counter(row.cell for row in plan.trials) - Counter(row.cell for row in to_run)
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    times = [(count - ended[cell]) * (seconds[cell] or 0.0) for cell, count in counts.items()]
+    times = [max(0, count - ended[cell]) * (seconds[cell] or 0) for cell, count in counts.items()]
     text = "unknown time" if None in seconds.values() else format_seconds(sum(times))
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 

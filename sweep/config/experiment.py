@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
+from sweep.config import settings
 from sweep.config.models import MODEL_PRESETS, ModelSettings, Positive, model_preset
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
@@ -20,17 +21,7 @@ from sweep.config.objects import (
     load_object,
     title_of_command,
 )
-from sweep.config.settings import (
-    Count,
-    DataFlag,
-    Flag,
-    Group,
-    RunFlag,
-    Settings,
-    Share,
-    merge_settings,
-    parse_settings,
-)
+from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
 from sweep.errors import SweepError, did_you_mean
 from sweep.experiments import SHIPPED
 
@@ -44,7 +35,7 @@ Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
 Cell = tuple[str | None, int]  # optimizer, if a sweep has several, and batch size
-OptimizerName = Annotated[str, Field(pattern="^(adamw|sgd|muon|adafactor|none|.+:.+)$")]
+OptimizerName = Annotated[str, settings.one_of("adamw", "sgd", "muon", "adafactor", "none")]
 
 
 class OptimizerSettings(Settings):
@@ -71,7 +62,7 @@ class ScheduleSettings(Settings):
     """Linear warmup, then cosine decay or a constant rate; or the user's function of the step."""
 
     # after the warmup; or your module:function
-    name: Annotated[str, Field(pattern="^(cosine|constant|.+:.+)$")] = "cosine"
+    name: Annotated[str, settings.one_of("cosine", "constant")] = "cosine"
     warmup_fraction: Share = 0.01  # warmup as a share of the steps
     warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # fixed rates only
     final_fraction: Share = 0.1  # last rate of the cosine as a share of the peak
@@ -128,7 +119,7 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
     # source of prompts and rewards: words, text, or your module:object
-    task: Annotated[str, Field(pattern="^(words|text|.+:.+)$")] = "words"
+    task: Annotated[str, settings.one_of("words", "text")] = "words"
     reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
     group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
     """Completions per prompt."""
@@ -201,7 +192,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     model: Annotated[ModelSettings, Flag()]
     """tinystories, small, quick, gpt2, elman, hf:OWNER/NAME, a folder, or your module:object."""
     workload: Annotated[
-        str, Field(pattern="^(pretrain|grpo|quadratic|command|.*:.*)$"), Flag(Group.MODEL)
+        str, settings.one_of("pretrain", "grpo", "quadratic", "command"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
     command: Annotated[Command | None, RunFlag(Group.MODEL)] = None
@@ -404,7 +395,7 @@ def load_experiment(
         fields = usual if is_object else {k: v for k, v in fields.items() if k not in SIZES}
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
-    fields = merge_settings(Experiment, fields, flags)
+    fields = settings.merge_settings(Experiment, fields, flags)
     fields = load_object("with_transformers")(fields, usual, flags)
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
@@ -420,7 +411,9 @@ def load_experiment(
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
-    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
+    experiment = settings.parse_settings(
+        Experiment, fields, f"experiment {name or fields.get('name')!r}"
+    )
     for_tuning = sorted({"tune", "tune_budget", "tune_centre"} & {*flags})
     if for_tuning and experiment.lr != "tuned":
         raise SweepError(f"{for_tuning[0]} needs lr tuned, got {experiment.lr}. Add --lr tuned.")

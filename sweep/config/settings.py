@@ -7,8 +7,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, ValidationError
 
 from sweep.config.numbers import parse_count
 from sweep.errors import SweepError, did_you_mean
@@ -112,15 +113,25 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
-        pattern = first.get("ctx", {}).get("pattern", "")
-        if choices := re.findall(r"(?<=[(|])\w+(?=\|)", pattern):  # or the user's object
-            message = f"must be {', '.join(choices)} or your module:object"
-        remedy = "Add it." if first["type"] == "missing" else did_you_mean(str(value), choices)
+        names = first.get("ctx", {}).get("names", ())
+        remedy = "Add it." if first["type"] == "missing" else did_you_mean(str(value), names)
         if first["type"] == "model_type":
             key, message = "", f"{key} must be a table"
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
         key += (" " if message.startswith("must ") else ": ") * bool(key)
         raise SweepError(f"{subject}: {key}{message}{got}. {remedy}".rstrip()) from error
+
+
+def one_of(*names: str) -> AfterValidator:
+    """Accept these names, and the user's `module:object`."""
+
+    def check(value: str) -> str:
+        if value not in names and not all(value.partition(":")):
+            known = f"{', '.join(names)} or your module:object"
+            raise PydanticCustomError("name", "must be {known}", {"known": known, "names": names})
+        return value
+
+    return AfterValidator(check)
 
 
 def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:

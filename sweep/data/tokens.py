@@ -178,9 +178,8 @@ def prepare_data(
             folder.mkdir()
             try:
                 on_progress("Reading the data")
-                _write(
-                    sources.open_data(identity, path), tokenizer, pretrained, folder, on_progress
-                )
+                readers = sources.open_data(identity, path)
+                _write(readers, tokenizer, pretrained, folder, on_progress)
                 sources.check_unchanged(identity, path)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)

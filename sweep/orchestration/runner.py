@@ -64,10 +64,10 @@ def finished_summary(
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     folder, uri = planned.request.folder, planned.request.services.tracking_uri
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    has_more = planned.adds_seeds and next_trials(planned, planned.plan)
-    if has_more or rows_to_run(planned, retried_causes) or not is_mirrored(folder, uri):
+    if rows_to_run(planned, retried_causes) or not is_mirrored(folder, uri):
         return None
-    return Summary(folder, states)
+    has_more = planned.adds_seeds and next_trials(planned, planned.plan)
+    return None if has_more else Summary(folder, states)
 
 
 def check_request(planned: planning.Planned) -> None:

@@ -308,9 +308,8 @@ def plot_steps(sweep: Sweep) -> Chart | None:
     sizes, labels = sweep.batch_sizes, [*curves]
     target = next(iter(curves.values())).target
     x, color = vega.batch_axis(sizes), vega.size_color(sizes)
-    y = vega.channel(
-        "steps", trials["steps"], f"steps to a validation loss of {target:g}", scale="log"
-    )
+    name = f"steps to a validation loss of {target:g}"
+    y = vega.channel("steps", trials["steps"], name, scale="log")
     shape, dash = vega.names(POLICY, labels, SHAPES), vega.names(POLICY, labels, DASHES)
     columns = [SIZE, POLICY, "seed", "steps", "tokens"]
     means = trials[~trials["is_censored"].astype(bool)].groupby(SIZE)["steps"].mean()
@@ -322,9 +321,8 @@ def plot_steps(sweep: Sweep) -> Chart | None:
         grid = np.geomspace(min(sizes), max(sizes), 60)
         steps = curve.fit.s_min.value + curve.fit.e_min.value / grid
         fit = {"size": grid, POLICY: label, "steps": steps}
-        layers.append(
-            vega.layer("line", fit, x | {"field": "size"}, y, strokeDash=dash, strokeWidth=1)
-        )
+        at = x | {"field": "size"}
+        layers.append(vega.layer("line", fit, at, y, strokeDash=dash, strokeWidth=1))
         critical = curve.fit.b_crit
         if supports_fit(curve) and curve.covers(critical.value):
             low, high = np.clip(critical[1:], min(sizes), max(sizes))

@@ -179,9 +179,8 @@ class Mirror(threading.Thread):
         tags, files = {}, ("report.md", "trials.csv", "answer.json")
         report, table, answer = (self.folder.path / name for name in files)
         if report.exists():  # its beginning, without figures
-            text = re.sub(
-                r"(!\[|\*What ).*\n*", "", report.read_text("utf-8").partition("\n## ")[0]
-            )
+            text = report.read_text("utf-8").partition("\n## ")[0]
+            text = re.sub(r"!\[.*\n*(\*.*\n*)?", "", text)  # a figure and its caption
             tags["mlflow.note.content"] = text.partition("\n")[2].strip()[:5000]  # MLflow's limit
         if table.exists():  # `log_table` would append to an earlier one
             columns, *rows = csv.reader(io.StringIO(table.read_text("utf-8")))

@@ -252,9 +252,8 @@ def write_result(
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     epochs = step and step.workload.epochs()
     if files.find_sha256(folder.metrics_path) != metrics_sha256:
-        raise errors.CorruptFile(
-            f"{folder.metrics_path} was changed during training. Run it again."
-        )
+        problem = f"{folder.metrics_path} was changed during training"
+        raise errors.CorruptFile(f"{problem}. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
     to_target = None
     if final and final.valid_losses is not None:

@@ -38,9 +38,8 @@ async function draw() {
 }
 
 function printWhole() {
-  const resize = (width, height) => { for (const view of views) view.width(width).height(height).run(); };
-  addEventListener("beforeprint", () => resize(330, 200));
-  addEventListener("afterprint", () => { resize(330, 260); dispatchEvent(new Event("resize")); });
+  addEventListener("beforeprint", () => { for (const view of views) view.width(330).run(); });
+  addEventListener("afterprint", () => dispatchEvent(new Event("resize")));
 }
 
 function addSelection() {
