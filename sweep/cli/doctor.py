@@ -52,10 +52,8 @@ def _devices(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
 
     from sweep.training.device import available_cores, device_name, has_compiler
 
-    name, load = device_name(torch.device("cpu")).removeprefix("cpu: "), os.getloadavg()[0]
+    name = device_name(torch.device("cpu")).removeprefix("cpu: ")
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
-    if load >= 1:
-        notes.append(f"other processes used {load:.1f} cores in the last minute")
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}

@@ -68,7 +68,8 @@ def print_plan(
     counts = sorted({row.tokens for row in plan.trials})
     facts.append(f"{' to '.join(f'{n:,}' for n in counts[:: len(counts) - 1 or 1])} {unit} a trial")
     text = printable(", ".join(filter(None, (*facts, device))))
-    console.print(Text.assemble((plan.experiment, "bold"), f": {text}"))
+    header = Text.assemble((plan.experiment, "bold"), f": {text}")
+    console.print(header, soft_wrap=not console.is_terminal)
     has_warmup = is_verbose and settings.passes("warmup_steps")
     groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:

@@ -19,7 +19,6 @@ from sweep.orchestration.status import sweep_status, time_left
 from sweep.trial.folder import State, SweepFolder
 
 LINE_SECONDS = 60.0  # between lines of progress without a terminal
-BAR_WIDTH = 24
 
 
 def state_of(row: dict[str, Any]) -> str:
@@ -59,8 +58,7 @@ class Progress(AbstractContextManager["Progress"]):
         self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, least: int = 0
     ) -> None:
         self._folder, self._ids, self._is_quiet, self._least = folder, ids, is_quiet, least
-        self._is_watching = ids is None and not least  # a command that began earlier
-        self._share = 0.0  # the bar never goes back
+        self._share, self._first_share = 0.0, 0.0  # the bar never goes back
         self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
@@ -84,13 +82,17 @@ class Progress(AbstractContextManager["Progress"]):
         title = Objective(document["metric"]).title.removeprefix("final validation ")
         describe = partial(describe_trial, title=title, width=width)
         ended = [row for row in rows if State(row["state"]).is_finished]
-        if self._ended is None:  # those of an earlier command
-            self._ended = {row["id"] for row in ended}
         total, about = max(len(rows), self._least), "at least" if self._least else "about"
         done = sum(row["tokens"] if row not in ended else row["planned_tokens"] for row in rows)
         tokens = sum(row["planned_tokens"] for row in rows)
         self._share = max(self._share, done / max(1, tokens) * len(rows) / max(1, total))
-        left = time_text(time_left(rows), about)
+        if self._ended is None:  # of an earlier command
+            self._ended, self._first_share = {row["id"] for row in ended}, self._share
+        elapsed, seconds = now - self._started, time_left(rows)
+        gained = self._share - self._first_share
+        if total > len(rows) and gained > 0.05:  # some trials have no rate yet
+            seconds = max(seconds or 0.0, elapsed * (1 - self._share) / gained)
+        left = time_text(seconds, about)
         counts = f"{len(ended)} of {'at least ' * bool(self._least)}{total} trials have ended"
         texts = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
         new = [row for row in ended if row["id"] not in self._ended]
@@ -99,10 +101,10 @@ class Progress(AbstractContextManager["Progress"]):
             for number, row in enumerate(new, len(ended) - len(new) + 1):
                 self._console.print(describe(f"{number} of {total}", row), markup=False)
             texts += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
-            elapsed = f", {format_seconds(now - self._started)} elapsed" * (not self._is_watching)
+            if self._ids or self._least:  # not a command that began earlier
+                left = f", {format_seconds(elapsed)} elapsed{left}"
             bar = Table.grid(padding=(0, 1))
-            text = f"{self._share:4.0%}{elapsed}{left}"
-            bar.add_row(ProgressBar(1.0, self._share, BAR_WIDTH), text)
+            bar.add_row(ProgressBar(1.0, self._share, 24), f"{self._share:4.0%}{left}")
             self._live.start()
             lines = Text("\n".join([counts, *texts]), no_wrap=True)
             self._live.update(Group(bar, lines), refresh=True)

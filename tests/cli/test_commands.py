@@ -242,15 +242,12 @@ def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(finis
     assert f"{len(document['trials'])} COMPLETE" in done.stdout
 
 
-def test_doctor_finds_what_is_installed_and_what_else_takes_the_cores(call, monkeypatch):
-    for load, is_noted in ((2.54, True), (0.4, False)):
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        code, out = call("doctor", "--json")
-        document = json.loads(out)
-        assert code == 0 and document["packages"]["torch"]
-        assert document["devices"][0]["device"] == "cpu"
-        assert any("used 2.5 cores" in note for note in document["notes"]) is is_noted
-        assert not document["devices"][0]["name"].startswith("cpu")
+def test_doctor_finds_what_is_installed_and_what_to_repair(call):
+    code, out = call("doctor", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["packages"]["torch"]
+    assert document["devices"][0]["device"] == "cpu"
+    assert not document["devices"][0]["name"].startswith("cpu")
     lines = call("doctor")[1].splitlines()
     assert any(line.startswith("✓ cpu: ") for line in lines)
     assert sum(line.startswith("✗ ") for line in lines) == len(document["problems"])

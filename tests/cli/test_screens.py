@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from sweep.orchestration import progress
 from sweep.orchestration.progress import describe_trial
 from sweep.orchestration.status import sweep_status
 from sweep.trial.files import write_json
@@ -272,6 +273,24 @@ def test_trials_are_described_in_columns_of_equal_width(tmp_path):
     texts = [describe_trial(p, row, "loss", 9) for row in rows for p in ("running:", "3 of 4")]
     assert len({text.index("batch size") for text in texts}) == 1
     assert len({text.index("loss") for text in texts}) == 1
+
+
+def test_the_time_left_counts_trials_whose_rate_is_not_known_yet(tmp_path, monkeypatch, capsys):
+    """Four trials, of which two await their rates: 40 % of the work took 200 s."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    row = {"state": "WAITING", "cause": None, "tokens": 0, "planned_tokens": 100, "value": None}
+    row |= {"optimizer": None, "batch_size": 4, "seed": 0, "stage": "tune", "learning_rate": 1e-3}
+    rows = [row | {"id": name, "eta_seconds": 10.0} for name in ("a", "b")]
+    document = {"trials": rows, "metric": "final_valid_loss", "best": None}
+    monkeypatch.setattr(progress, "sweep_status", lambda folder: document)
+    display = progress.Progress(SweepFolder(tmp_path), None, is_quiet=False, least=4)
+    display.update()
+    now[0] = 200.0
+    rows[0].update(state="COMPLETE", tokens=100)
+    rows[1].update(state="RUNNING", tokens=60, eta_seconds=4.0)
+    display.update()
+    assert "40%, 1 of at least 4 trials have ended, at least 5 min left" in capsys.readouterr().err
 
 
 def test_a_running_trial_shows_its_newest_evaluation(tmp_path):
