@@ -13,6 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 import sweep
+from sweep.analysis.checks import TABLE
 from sweep.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +84,12 @@ def test_every_message_of_troubleshooting_is_one_of_the_code():
         pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
         missing += [message] * (not any(pattern.search(text) for text in texts))
     assert missing == []
+
+
+def test_every_check_that_a_page_names_exists():
+    texts = [page.read_text("utf-8") for page in PAGES if "published" not in page.parts]
+    named = {name for text in texts for name in re.findall(r"[Cc]heck `(\w+)`", text)}
+    assert named and named <= TABLE.keys()
 
 
 def test_every_experiment_of_a_page_can_be_read(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from sweep.config.objective import Objective
 from sweep.plan.curves import rate_points, stack_points
 from sweep.plan.decision import LOOKS, Decision, decide
 
-BEST = "the best of those tried"
+BEST, MISSING = "the best of those tried", "–"
 WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
 MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
 
@@ -100,8 +100,21 @@ class Answer:
         return "\n".join(describe(self))
 
     def _repr_html_(self) -> str:
+        rows = pd.DataFrame(self.batch_sizes).set_index("batch_size").rename_axis("batch size")
+        rows["gap_to_best"] = rows["gap_to_best"].map(self.write_gap)
         columns = ["mean", "seeds", "gap_to_best", "tolerance_verdict", "learning_rate", "seconds"]
-        return pd.DataFrame(self.batch_sizes).set_index("batch_size")[columns].to_html()
+        rows = rows[columns].rename(columns=lambda name: name.replace("_", " "))
+        return rows.to_html(na_rep=MISSING, float_format="{:.4g}".format)
+
+    def write_gap(self, interval: tuple[float | None, float | None]) -> str:
+        """Write an interval, rounded outwards."""
+        low, high = (
+            end if end is None else self.compared.write(end, rounded, "+")
+            for end, rounded in zip(interval, (np.floor, np.ceil), strict=True)
+        )
+        if low is None:
+            return MISSING if high is None else f"{high} or less"
+        return f"{low} or more" if high is None else f"{low.split()[0]} to {high}"
 
     def __getitem__(self, batch_size: int) -> BatchSizeAnswer:
         return next(row for row in self.batch_sizes if row.batch_size == batch_size)
@@ -129,9 +142,7 @@ class Ranking:
     answers: list[Answer]  # answers for the other optimizers
 
     @classmethod
-    def of(
-        cls, index: pd.Index, made: Decision, objective: Objective, others: list[Answer]
-    ) -> Self:
+    def of(cls, index: pd.Index, made: Decision, metric: Objective, others: list[Answer]) -> Self:
         """Rank the optimizers; `index` has the label and the batch size of each cell."""
         cells = [(str(label).rpartition(", ")[0], int(size)) for label, size in index]
         names, sizes = ({*values} for values in zip(*cells, strict=True))
@@ -142,7 +153,7 @@ class Ranking:
             for better in best_first[size]:
                 j = cells.index((better, size))
                 low, high = (float(ends[i, j]) for ends in made.differences)
-                ends = _gap(objective, low), _gap(objective, high)
+                ends = _gap(metric, low), _gap(metric, high)
                 gaps.append(OptimizerGap(size, better, name, ends, low > 0))
             best_first[size].append(name)
         gaps.sort(key=lambda gap: gap.batch_size)

@@ -147,9 +147,7 @@ def _check_crossings(curve: StepsCurve) -> list[Check]:
     )
     errors = trials.groupby("batch_size")["interpolation_error"].mean().dropna()
     coarse = errors[errors > MOST_INTERPOLATION_ERROR]
-    listed = ", ".join(
-        f"{100 * error:.2f} % at batch size {size}" for size, error in errors.items()
-    )
+    listed = ", ".join(f"{100 * share:.2f} % at batch size {b}" for b, share in errors.items())
     resolution = f"Mean error of the interpolated crossings, by a parabola: {listed or 'unknown'}."
     early = ", ".join(map(str, sizes)) or "none"
     too_early = f"Batch sizes below the target at the first evaluation: {early}."

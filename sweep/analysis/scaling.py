@@ -46,10 +46,8 @@ class RuleCost:
         return all(cost is not None and cost.high <= margin for cost in self.costs.values())
 
 
-def rule_costs(
-    plan: Plan, rates: Sequence[TunedRate], sigma: Mapping[int, float]
-) -> list[RuleCost]:
-    """Return the cost of each rule anchored at each batch size; `sigma` is of a loss over seeds.
+def rule_costs(plan: Plan, rates: Sequence[TunedRate], sds: Mapping[int, float]) -> list[RuleCost]:
+    """Return the cost of each rule anchored at each batch size; `sds` are of losses over seeds.
 
     A cost is the loss at the rule's rate, interpolated in log rates between the tuning trials,
     minus that at the lowest point of the fitted curve. The standard error is that of linear
@@ -68,7 +66,7 @@ def rule_costs(
     if step_law := _step_law(plan):
         by_rule["step_law"] = {None: dict.fromkeys(fitted, step_law)}
     return [
-        RuleCost(name, anchor, chosen, {s: _cost(fitted[s], r, sigma) for s, r in chosen.items()})
+        RuleCost(name, anchor, chosen, {s: _cost(fitted[s], r, sds) for s, r in chosen.items()})
         for name, anchors in by_rule.items()
         for anchor, chosen in anchors.items()
     ]

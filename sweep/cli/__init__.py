@@ -53,6 +53,7 @@ def main() -> None:
         file.reconfigure(errors="replace")
     logger = logging.getLogger("sweep")
     logger.handlers, logger.propagate = [Messages()], False
+    logger.setLevel("INFO" if sys.stderr.isatty() else "WARNING")  # what begins, on a terminal
     # `sweep run` replaces this handler while trials run
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -63,7 +64,7 @@ def main() -> None:
     except BrokenPipeError:
         code = 0  # the reader of our output has ended
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted.", err=True)
+        click.echo("Interrupted." + " The same command resumes." * ("run" in sys.argv), err=True)
         code = 130
     except Exception as error:
         text, code = _explain(error)

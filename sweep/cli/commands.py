@@ -102,7 +102,9 @@ def run(
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
     """
-    say_start(f"Planning {experiment or 'the sweep'}", quiet)
+    if quiet:
+        logging.getLogger("sweep").setLevel("WARNING")
+    LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import make_plan, read_request
@@ -145,12 +147,6 @@ def run(
     return summary.exit_code
 
 
-def say_start(text: str, quiet: bool = False) -> None:
-    """Print on a terminal what begins, before slow imports."""
-    logging.getLogger("sweep").setLevel("WARNING" if quiet or not sys.stderr.isatty() else "INFO")
-    LOG.info(text)
-
-
 def _match(prefix: str, ids: Iterable[str], name: str, list_command: str) -> str:
     matches = [trial_id for trial_id in ids if trial_id.startswith(prefix)]
     if len(matches) != 1:
@@ -186,7 +182,7 @@ def plan(
     **settings: Any,
 ) -> None:
     """Print the plan with memory, time, disk and cost, without training."""
-    say_start(f"Planning {experiment or 'the sweep'}")
+    LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.planning import make_plan, read_request, save_plan
@@ -234,7 +230,7 @@ def check(experiment: str | None, out: Path | None, json: bool, **settings: Any)
 @common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict the memory of each batch size, and the largest microbatch that fits a device."""
-    say_start(f"Forecasting the memory of {experiment or 'tinystories'}")
+    LOG.info(f"Forecasting the memory of {experiment or 'tinystories'}")
     from sweep.orchestration.memory import forecast_memory
 
     _print_memory(forecast_memory(experiment, **settings), out, json)
@@ -247,6 +243,7 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 @number_option("--soak", type=click.IntRange(0), help="Steps to find leaks: 20 for GRPO, else 0.")
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
+    LOG.info(f"Measuring the memory of {experiment or 'tinystories'}")
     from sweep.orchestration.memory import probe_memory
 
     _print_memory(probe_memory(experiment, on_point=_show_point, **settings), out, json)
@@ -405,7 +402,7 @@ def report(
     tracking_uri: str | None,
 ) -> None:
     """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
-    say_start("Writing the report")
+    LOG.info("Writing the report")
     from sweep.plan.plan import parse_plan
     from sweep.report.report import write_report
     from sweep.tracking.mirror import Mirror
@@ -446,6 +443,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     It needs a column batch_size. Learning rate, steps, tokens, loss, hours and others are checked
     if the headers name them.
     """
+    LOG.info("Reading the table")
     from sweep.analysis.audit import audit as audit_tables
 
     print_document(audit_tables(table, lr), json)
@@ -462,6 +460,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
 
     The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
     """
+    LOG.info("Reading the trials")
     from sweep.analysis.results import answer_of
 
     made, sentences = answer_of(table, metric, direction, tolerance)
@@ -477,6 +476,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
 @click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
 def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
     """Open MLflow's UI on the comparison of this sweep's batch sizes, on this machine only."""
+    LOG.info("Starting MLflow")
     from sweep.plan.plan import parse_plan
     from sweep.tracking import store
 
@@ -534,6 +534,7 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
 @json_option
 def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
+    LOG.info("Examining this machine")
     from sweep.cli.doctor import examine_machine, print_machine
 
     (print_document if json else print_machine)(examine_machine())

@@ -76,8 +76,9 @@ def print_plan(
         groups.setdefault((row.stage, row.policy, row.cell), []).append(row)
     lines = []
     for rows in groups.values():
-        first, rates = rows[0], sorted(row.learning_rate for row in rows if row.learning_rate)
-        ends = dict.fromkeys(f"{rate:.2g}" for rate in rates[:1] + rates[-1:])
+        first, rates = rows[0], sorted({row.learning_rate for row in rows if row.learning_rate})
+        form = ".2g" if len(rates) < 2 else ".0e"
+        ends = [f"{rate:{form}}".replace("e-0", "e-") for rate in rates[:: len(rates) - 1 or 1]]
         parts = [first.microbatch_size, first.devices, first.gradient_accumulation_steps]
         cells = {
             "optimizer": first.optimizer,
@@ -123,7 +124,8 @@ def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     ended = Counter(row.cell for row in plan.trials) - Counter(row.cell for row in to_run)
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
     times = [max(0, count - ended[cell]) * (seconds[cell] or 0) for cell, count in counts.items()]
-    text = "unknown time" if None in seconds.values() else format_seconds(sum(times))
+    most = format_seconds(sum(times) * (plan.forecast_factor or 1.0))
+    text = "unknown time" if None in seconds.values() else most
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
 

@@ -29,6 +29,7 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
+NEEDING = {"lr": {"tune", "tune_budget", "tune_centre"}, "seeds": {"max_seeds", "max_hours"}}
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Command = Annotated[str, AfterValidator(check_command)]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -411,12 +412,12 @@ def load_experiment(
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
-    experiment = settings.parse_settings(
-        Experiment, fields, f"experiment {name or fields.get('name')!r}"
-    )
-    for_tuning = sorted({"tune", "tune_budget", "tune_centre"} & {*flags})
-    if for_tuning and experiment.lr != "tuned":
-        raise SweepError(f"{for_tuning[0]} needs lr tuned, got {experiment.lr}. Add --lr tuned.")
+    subject = f"experiment {name or fields.get('name')!r}"
+    experiment = settings.parse_settings(Experiment, fields, subject)
+    for name, value, given in (("lr", "tuned", experiment.lr), ("seeds", "auto", experiment.seeds)):
+        if given != value and (needing := sorted(NEEDING[name] & {*flags})):
+            problem = f"{needing[0]} needs {name} {value}, got {given or 'the default'}"
+            raise SweepError(f"{problem}. Add --{name} {value}, or leave it out.")
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})

@@ -38,9 +38,7 @@ def weights_folder(source: str) -> Path:
     """Return the folder of a model and its weights; download them if they are on the hub."""
     folder = model_folder(source, (*MODEL_FILES, *WEIGHTS))
     if not any(folder.glob("*.safetensors")):
-        raise SweepError(
-            f"{source} must hold weights in safetensors, got none. Convert them first."
-        )
+        raise SweepError(f"{source} must hold weights in safetensors, got none. Convert them.")
     return folder
 
 

@@ -90,9 +90,7 @@ def title_of_command(command: str) -> str:
     scripts = [word for word in words if re.fullmatch(r"[^{=-][^{=]*\.py", word)]
     if missing := [*missing, *itertools.filterfalse(os.path.isfile, scripts)]:
         problem = f"the program and scripts of a command must exist, got {missing[0]!r}"
-        raise SweepError(
-            f"{problem}. Correct it, or run from its folder. `env A=B …` sets variables."
-        )
+        raise SweepError(f"{problem}. Correct it, or run from its folder. `env A=B …` sets A.")
     path = next(iter(files_of_command(command)), Path(program))
     return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
 

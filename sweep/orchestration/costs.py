@@ -9,7 +9,7 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from sweep.errors import SweepError
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Planned
-from sweep.plan.plan import Plan
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
@@ -35,17 +35,22 @@ def estimate(planned: Planned) -> Planned:
     folder = planned.request.folder
     plan = folder.located(planned.plan)
     LOG.info("Estimating time and memory")
-    seconds, factor, reason = estimate_seconds(plan, folder)
+    times, factor, reason = dict[PlannedTrial, float | None](), 0.0, ""
+    for name in dict.fromkeys(row.optimizer for row in plan.trials):
+        part = [row for row in plan.trials if row.optimizer == name]
+        seconds, part_factor, why = estimate_seconds(plan, part, folder)
+        times |= zip(part, seconds, strict=True)
+        factor, reason = max((factor, reason), (part_factor or 0.0, why))
     peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
         forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])
         peaks = [forecast.peak_bytes for forecast in forecasts]
     rows = tuple(
-        row.model_copy(update={"forecast_seconds": duration, "forecast_bytes": peak})
-        for row, duration, peak in zip(plan.trials, seconds, peaks, strict=True)
+        row.model_copy(update={"forecast_seconds": times[row], "forecast_bytes": peak})
+        for row, peak in zip(plan.trials, peaks, strict=True)
     )
     disk = disk_bytes(plan, len(attempt_slots(plan.execution.device, plan.execution.devices)))
-    changes: dict[str, Any] = {"forecast_factor": factor, "forecast_reason": reason}
+    changes: dict[str, Any] = {"forecast_factor": factor or None, "forecast_reason": reason}
     changes |= {"trials": rows, "disk_bytes": disk}
     if tokens := _windows(plan, "train") * plan.tokens_per_sequence:
         changes["epochs"] = max(row.tokens for row in plan.trials) / tokens
@@ -67,9 +72,9 @@ def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
 
 
 def estimate_seconds(
-    plan: Plan, folder: SweepFolder
+    plan: Plan, rows: Sequence[PlannedTrial], folder: SweepFolder
 ) -> tuple[list[float | None], float | None, str]:
-    """Estimate each trial's seconds from complete trials, or else from measured steps.
+    """Estimate seconds of trials with one optimizer from complete ones, or else measured steps.
 
     The plan must have absolute paths.
 
@@ -78,7 +83,7 @@ def estimate_seconds(
         factor. Seconds and factor are None if a step cannot run here.
     """
     reason = ""
-    results = [folder.trial(str(row.id)).find_result() or {} for row in plan.known_trials]
+    results = [folder.trial(str(row.id)).find_result() or {} for row in rows if row.id]
     complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
     if complete:
         pairs = [(r["batch_size"], r["seconds_training"] / r["steps"]) for r in complete]
@@ -86,11 +91,11 @@ def estimate_seconds(
         per_step, per_sequence, factor = fit_step_time(medians)
         outside = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
     else:
-        config = plan.trial_config(max(plan.trials, key=lambda row: row.batch_size))
+        config = plan.trial_config(max(rows, key=lambda row: row.batch_size))
         try:
             measured, load = run_job(time_steps, config, seconds=60)
         except SweepError:
-            return [None] * len(plan.trials), None, reason
+            return [None] * len(rows), None, reason
         (per_step, per_sequence, _), factor = fit_step_time(measured), UNCERTAIN
         if load > BUSY:  # it may end, or double
             factor /= 1 - min(load, 0.9)
@@ -102,7 +107,7 @@ def estimate_seconds(
         final = 0 if plan.settings.traits.samples else _windows(plan, "valid")
         sequences = (evaluation.sequences or 0) * (evaluation.points + 4) + final
         outside = sequences * per_sequence / 3
-    sizes = [(row.steps, row.batch_size) for row in plan.trials]
+    sizes = [(row.steps, row.batch_size) for row in rows]
     return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor, reason
 
 

@@ -1,5 +1,6 @@
 """Progress of a running sweep on stderr."""
 
+import math
 import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
@@ -25,8 +26,8 @@ def state_of(row: dict[str, Any]) -> str:
     return f"{row['state']} {row['cause'] or ''}".strip()
 
 
-def time_text(seconds: float | None, about: str = "about") -> str:
-    return f", {about} {format_seconds(seconds)} left" if seconds else ""
+def time_text(seconds: float | None, about: str = "about ") -> str:
+    return f", {about}{format_seconds(math.ceil(seconds))} left" if seconds else ""
 
 
 def stage_of(row: dict[str, Any]) -> str:
@@ -50,19 +51,18 @@ class Display(Console):
 class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
 
-    On a terminal each trial that ends leaves a line. `least`: a number of trials that more may
-    follow, 0 if none will.
+    On a terminal each trial that ends leaves a line. `reports`: the number of reporting trials if
+    more trials may follow than the plan has, else 0.
     """
 
     def __init__(
-        self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, least: int = 0
+        self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, reports: int = 0
     ) -> None:
-        self._folder, self._ids, self._is_quiet, self._least = folder, ids, is_quiet, least
-        self._share, self._first_share = 0.0, 0.0  # the bar never goes back
+        self._folder, self._ids, self._is_quiet, self._reports = folder, ids, is_quiet, reports
         self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
-        self._started = time.monotonic()
+        self._started, self._first_share = time.monotonic(), 0.0
         self._next_update, self._next_line = 0.0, self._started + LINE_SECONDS
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -82,18 +82,20 @@ class Progress(AbstractContextManager["Progress"]):
         title = Objective(document["metric"]).title.removeprefix("final validation ")
         describe = partial(describe_trial, title=title, width=width)
         ended = [row for row in rows if State(row["state"]).is_finished]
-        total, about = max(len(rows), self._least), "at least" if self._least else "about"
+        awaited = max(0, self._reports - sum(row["stage"] == "report" for row in rows))
+        total = len(rows) + awaited
+        least = "at least " * bool(self._reports and len(ended) < total)
         done = sum(row["tokens"] if row not in ended else row["planned_tokens"] for row in rows)
         tokens = sum(row["planned_tokens"] for row in rows)
-        self._share = max(self._share, done / max(1, tokens) * len(rows) / max(1, total))
-        if self._ended is None:  # of an earlier command
-            self._ended, self._first_share = {row["id"] for row in ended}, self._share
+        share = done / max(1, tokens) * len(rows) / max(1, total)
+        if self._ended is None:
+            self._ended, self._first_share = {row["id"] for row in ended}, share
         elapsed, seconds = now - self._started, time_left(rows)
-        gained = self._share - self._first_share
-        if total > len(rows) and gained > 0.05:  # some trials have no rate yet
-            seconds = max(seconds or 0.0, elapsed * (1 - self._share) / gained)
-        left = time_text(seconds, about)
-        counts = f"{len(ended)} of {'at least ' * bool(self._least)}{total} trials have ended"
+        gained = share - self._first_share
+        if awaited and gained > 0.05:
+            seconds = max(seconds or 0.0, elapsed * (1 - share) / gained)
+        left = time_text(seconds, least or "about ")
+        counts = f"{len(ended)} of {least}{total} trials have ended"
         texts = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
         new = [row for row in ended if row["id"] not in self._ended]
         self._ended |= {row["id"] for row in new}
@@ -101,15 +103,15 @@ class Progress(AbstractContextManager["Progress"]):
             for number, row in enumerate(new, len(ended) - len(new) + 1):
                 self._console.print(describe(f"{number} of {total}", row), markup=False)
             texts += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
-            if self._ids or self._least:  # not a command that began earlier
-                left = f", {format_seconds(elapsed)} elapsed{left}"
+            if self._ids or self._reports:  # not a command that began earlier
+                left = f", {format_seconds(round(elapsed))} elapsed{left}"
             bar = Table.grid(padding=(0, 1))
-            bar.add_row(ProgressBar(1.0, self._share, 24), f"{self._share:4.0%}{left}")
+            bar.add_row(ProgressBar(1.0, share, 24), f"{share:4.0%}{left}")
             self._live.start()
             lines = Text("\n".join([counts, *texts]), no_wrap=True)
             self._live.update(Group(bar, lines), refresh=True)
         elif now >= self._next_line:
             self._next_line = now + LINE_SECONDS
-            line = "; ".join([f"{self._share:.0%}, {counts}{left}", *texts])
+            line = "; ".join([f"{share:.0%}, {counts}{left}", *texts])
             self._console.print(line, markup=False, soft_wrap=True)
         self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))

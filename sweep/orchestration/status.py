@@ -76,9 +76,8 @@ def _trial_status(
 def is_complete(trial: TrialFolder, target: float | None) -> bool:
     """Return True if a trial is complete, and reached the target if there is one."""
     result = trial.find_result() or {}
-    return result.get("state") == State.COMPLETE and (
-        target is None or bool(result["tokens_to_target"])
-    )
+    has_reached = target is None or bool(result.get("tokens_to_target"))
+    return result.get("state") == State.COMPLETE and has_reached
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:

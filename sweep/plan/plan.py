@@ -242,9 +242,7 @@ def reports_of(
     ]
 
 
-def _plan_cell(
-    plan: Plan, policy: Policy, cell: Cell, tokens_of: Mapping[int, int]
-) -> PlannedTrial:
+def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]) -> PlannedTrial:
     """Plan a trial of a cell; the seed, the rate and the id are filled in later."""
     execution, sequence, (name, batch) = plan.execution, plan.tokens_per_sequence, cell
     optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(name))
@@ -262,7 +260,7 @@ def _plan_cell(
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )
-    tokens = tokens_of[batch]
+    tokens = counts[batch]
     steps = tokens // (batch * sequence)
     return PlannedTrial(
         policy=policy.name,

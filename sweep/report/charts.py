@@ -147,8 +147,9 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     speeds = lead.groupby(SIZE)["tokens_per_second"].median().dropna()
     if len(speeds) < 2:
         return None
-    most = format_count(speeds.max())
-    title = f"Batch size {speeds.idxmax()} is the fastest, with {most} {unit} per second"
+    ends = " to ".join(map(format_count, (speeds.min(), speeds.max())))
+    named = f" with {sweep.leading.label}" * (len(sweep.policies) > 1) if sweep.leading else ""
+    title = f"Throughput is {ends} {unit} per second{named}"
     labels = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory in GiB"}
     shown = [metric for metric in labels if complete[metric].notna().any()]
     return Chart(title, [_plot_sizes(sweep, trials, metric, labels[metric]) for metric in shown])
@@ -247,7 +248,7 @@ def plot_rates(sweep: Sweep) -> Chart | None:
     tuned = [result for result in sweep.policies if result.rates]
     tuned.sort(key=lambda result: result is not sweep.leading)
     panels = [_plot_rates(sweep, result, len(tuned) > 1) for result in tuned]
-    best = {rate.batch_size: rate.best for rate in tuned[0].rates if rate.best} if tuned else {}
+    best = {r.batch_size: r.optimum or r.best for r in tuned[0].rates if r.best} if tuned else {}
     if not best or len(sweep.batch_sizes) < 2:
         return None
     texts = [f"{rate:.2g} at batch size {size}" for size, rate in best.items()]
@@ -284,9 +285,8 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     shown = [*trials[name], *(row[name] for row in optima)]
     y = vega.channel(name, shown, f"{name}, tuning seeds", COUNT * objective.is_ratio, "narrow")
     color, columns = vega.size_color(sizes), [SIZE, RATE, "seed", "state", "loss"]
-    far, lost, pruned = (
-        trials.loc[rows, columns] for rows in (is_far, is_lost & ~is_pruned, is_pruned)
-    )
+    kinds = is_far, is_lost & ~is_pruned, is_pruned
+    far, lost, pruned = (trials.loc[is_kind, columns] for is_kind in kinds)
     layers = [
         vega.layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
         vega.layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),

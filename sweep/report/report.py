@@ -17,7 +17,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from sweep.analysis import frames
-from sweep.analysis.answer import Answer, BatchSizeAnswer, typical_time
+from sweep.analysis.answer import MISSING, Answer, BatchSizeAnswer, typical_time
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
 from sweep.analysis.frames import format_range
@@ -33,8 +33,6 @@ from sweep.report.page import LOADER, to_html
 from sweep.trial.files import replacing, sha256_of
 from sweep.trial.folder import SweepFolder
 from sweep.version import __version__
-
-MISSING = "–"
 
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:
@@ -196,17 +194,6 @@ def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
     return write
 
 
-def write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
-    """Write an interval, rounded outwards."""
-    low, high = (
-        end if end is None else answer.compared.write(end, rounded, "+")
-        for end, rounded in zip(interval, (np.floor, np.ceil), strict=True)
-    )
-    if low is None:
-        return MISSING if high is None else f"{high} or less"
-    return f"{low} or more" if high is None else f"{low.split()[0]} to {high}"
-
-
 def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
     if row.estimated_regret is None or row.regret_interval is None:
         return MISSING
@@ -224,7 +211,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
-    "gap": write_gap,
+    "gap": lambda interval, answer: answer.write_gap(interval),
     "regret": _write_regret,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
@@ -243,7 +230,7 @@ MARKDOWN.filters |= {
     "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
     "code": Code,
     "rule_cost": lambda cost: "outside" if cost is None else format(cost, "z.3f"),
-    "command": lambda arguments: Code(" ".join(shlex.join(arguments).split())),
+    "word": lambda argument: Code(" ".join(shlex.quote(argument).split())),
     "yes_or_no": {True: "yes", False: "no"}.get,
 }
 MARKDOWN.globals |= {"describe_policy": describe_policy, "optimizer_facts": optimizer_facts}

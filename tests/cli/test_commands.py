@@ -1,5 +1,6 @@
 """The commands as scripts use them: JSON keys, exit codes, environment variables."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -252,7 +253,22 @@ def test_doctor_finds_what_is_installed_and_what_to_repair(call):
     assert any(line.startswith("✓ cpu: ") for line in lines)
     assert sum(line.startswith("✗ ") for line in lines) == len(document["problems"])
     assert sum(line.startswith("– ") for line in lines) == len(document["notes"])
-    assert all("`" in problem for problem in document["problems"])
+
+
+def test_doctor_names_the_command_that_repairs_each_problem(call, monkeypatch, tmp_path):
+    def version(name):
+        if name == "tokenizers":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
+    repairs = [line for line in call("doctor")[1].splitlines() if line.startswith("✗ ")]
+    assert "✗ tokenizers is not installed: `pip install tokenizers`" in repairs
+    cache = f"the cache {tmp_path / 'cache'} is not writable"
+    assert f"✗ {cache}: `export SWEEP_CACHE=FOLDER`" in repairs
+    assert all(line.endswith("`") for line in repairs)
 
 
 def test_characters_that_the_terminal_lacks_are_replaced():

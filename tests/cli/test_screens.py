@@ -146,6 +146,15 @@ def test_ctrl_c_is_answered_at_once_and_the_same_command_resumes(tmp_path):
     assert SweepFolder(tmp_path / "s").trials()[0].read_status().state == "WAITING"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_plan_ends_the_command_without_a_traceback(tmp_path, number):
+    terminal = Terminal("run", "quick", "--device", "cpu", "--yes", "--out", tmp_path / "s")
+    terminal.read("Planning quick")
+    terminal.process.send_signal(number)
+    assert terminal.lines()[1:] == ["Interrupted. The same command resumes.", ""]
+    assert terminal.process.wait() == 130 and not (tmp_path / "s").exists()
+
+
 def test_a_second_ctrl_c_says_that_it_aborts_a_trial_that_hangs(tmp_path):
     words = ("run", "quick", "--budget", "200k", "--batches", "4", "--device", "cpu", "--yes")
     terminal = Terminal(*words, "--out", tmp_path / "s")
@@ -284,13 +293,23 @@ def test_the_time_left_counts_trials_whose_rate_is_not_known_yet(tmp_path, monke
     rows = [row | {"id": name, "eta_seconds": 10.0} for name in ("a", "b")]
     document = {"trials": rows, "metric": "final_valid_loss", "best": None}
     monkeypatch.setattr(progress, "sweep_status", lambda folder: document)
-    display = progress.Progress(SweepFolder(tmp_path), None, is_quiet=False, least=4)
+    display = progress.Progress(SweepFolder(tmp_path), None, is_quiet=False, reports=2)
     display.update()
     now[0] = 200.0
     rows[0].update(state="COMPLETE", tokens=100)
     rows[1].update(state="RUNNING", tokens=60, eta_seconds=4.0)
     display.update()
     assert "40%, 1 of at least 4 trials have ended, at least 5 min left" in capsys.readouterr().err
+    rows += [{**rows[0], "id": str(number), "stage": "tune"} for number in range(4)]
+    now[0] = 300.0  # tuning added trials: the reports are still to come
+    display.update()
+    assert "70%, 5 of at least 8 trials have ended" in capsys.readouterr().err
+    rows[1].update(state="COMPLETE", tokens=100)
+    rows += [{**rows[0], "id": name, "stage": "report"} for name in "cd"]
+    now[0] = 400.0
+    with display:
+        pass
+    assert capsys.readouterr().err == "100%, 8 of 8 trials have ended\n"
 
 
 def test_a_running_trial_shows_its_newest_evaluation(tmp_path):

@@ -98,19 +98,19 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
     text = SimpleNamespace(train=range(64 * 100 + 1), valid=range(64 * 30 + 1))
     monkeypatch.setattr(costs, "find_prepared", lambda *_: text)
     sequences = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4) + 30
-    seconds, factor, reason = estimate_seconds(plan, folder)
+    seconds, factor, reason = estimate_seconds(plan, plan.trials, folder)
     for row, estimated in zip(plan.trials, seconds, strict=True):
         training = row.steps * (0.002 + 0.01 * row.batch_size)
         assert estimated == pytest.approx(training + sequences * 0.01 / 3)
     assert factor == UNCERTAIN and not reason
     # On a busy machine they are uncertain, with the reason.
     monkeypatch.setattr(costs, "run_job", lambda *_, seconds: (measured[0], 0.5))
-    busy, factor, reason = estimate_seconds(plan, folder)
+    busy, factor, reason = estimate_seconds(plan, plan.trials, folder)
     assert busy == seconds and factor == 2 * UNCERTAIN and "50%" in reason
     # The sweep's own complete trials replace the measurement, with the time outside of training.
     save_plan(plan, folder)
     finish(folder, plan.trials[:6], lambda batch: 0.5 + 0.25 * batch, overhead=7.0)
-    seconds, factor, reason = estimate_seconds(plan, folder)
+    seconds, factor, reason = estimate_seconds(plan, plan.trials, folder)
     for row, estimated in zip(plan.trials, seconds, strict=True):
         assert estimated == pytest.approx(row.steps * (0.5 + 0.25 * row.batch_size) + 7)
     assert factor == pytest.approx(1) and not reason

@@ -8,7 +8,7 @@ const config = {
   view: { stroke: null },
   axis: {
     domainColor: "currentColor", gridColor: "currentColor", gridOpacity: 0.15,
-    labelColor: "currentColor", labelFontSize: 12, labelOverlap: true, tickColor: "currentColor",
+    labelColor: "currentColor", labelFontSize: 12, labelOverlap: true, labelSeparation: 4, tickColor: "currentColor",
     titleColor: "currentColor", titleFontSize: 12, titleFontWeight: "normal",
   },
   legend: { symbolOpacity: 1, labelColor: "currentColor", labelFontSize: 12, symbolStrokeColor: "currentColor",
