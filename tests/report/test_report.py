@@ -307,9 +307,15 @@ def test_text_in_a_table_stays_one_cell_of_text(tmp_path):
 
 
 def test_commands_cannot_leave_their_code_block(tmp_path):
-    template = MARKDOWN.from_string("```\n{{ words|command }}\n```\n")
-    page = main_of(to_html(template.render(words=["a", "|", "b\n```\n# c"]), "t", {}))
-    assert "<h1" not in page and page.count("<pre>") == 1
+    words = ["sweep", "run", "--out", "b\n```\n# c", "--lr", "3e-4"]
+    folder = SweepFolder(tmp_path / "s")
+    write_fake_sweep(folder.path, batches="4,8", points=5)
+    plan = folder.read_plan()
+    write_json(folder.plan_path, plan | {"commands": [words]})
+    text = write_report(folder.path).read_text()
+    page = main_of(to_html(text, "t", {}))
+    assert page.count("<h1") == 1 and "# c</h1>" not in page
+    assert "sweep run \\\n    --out 'b ``` # c' \\\n    --lr 3e-4\n" in text
 
 
 def test_every_template_compiles_and_an_unknown_variable_is_an_error():
