@@ -116,6 +116,25 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
     assert factor == pytest.approx(1) and not reason
 
 
+def test_each_optimizer_has_its_own_estimate(tmp_path, monkeypatch):
+    settings = {"budget": "196608", "batches": "8,16", "lr": "tuned", "optimizers": "adamw,muon"}
+    experiment = load_experiment("quick", settings)
+    request = Request(experiment, Execution(device="cpu"), SweepFolder(tmp_path / "s"))
+
+    def measure(function, config, seconds=None):
+        if function is not costs.time_steps:
+            raise SweepError("no forecast of memory")
+        cost = {"adamw": 1.0, "muon": 2.0}[config.science.optimizer.name]
+        return {1: 0.012 * cost, 4: 0.042 * cost}, 0.0
+
+    monkeypatch.setattr(costs, "run_job", measure)
+    rows = costs.estimate(make_plan(request)).plan.trials
+    cells = {(row.optimizer, row.batch_size, row.stage): row.forecast_seconds for row in rows}
+    for (name, *cell), seconds in cells.items():
+        assert seconds == pytest.approx(cells["adamw", *cell] * (1 + (name == "muon")))
+    assert len(cells) == 8
+
+
 def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_tokenized(
     tmp_path, monkeypatch
 ):
