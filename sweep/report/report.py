@@ -219,8 +219,6 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "seconds": format_seconds,
     "bytes": format_bytes,
 }
-
-
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
 MARKDOWN.filters |= {
     "range": format_range,
@@ -230,6 +228,7 @@ MARKDOWN.filters |= {
     "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
     "code": Code,
     "rule_cost": lambda cost: "outside" if cost is None else format(cost, "z.3f"),
+    "words": shlex.split,
     "word": lambda argument: Code(" ".join(shlex.quote(argument).split())),
     "yes_or_no": {True: "yes", False: "no"}.get,
 }

@@ -4,11 +4,13 @@ import shutil
 
 import pytest
 
-from sweep.plan.plan import load_plan
+from sweep.plan.plan import load_plan, typed_command
 from sweep.report.report import write_report
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
+from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
+from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.servers import MlflowServer
 
 pytestmark = pytest.mark.browser
@@ -90,6 +92,24 @@ def test_it_prints_on_few_pages_with_all_details(open_page, tuned):
     assert 2 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") <= 8
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("main > details:not([open])").count() == 0
+
+
+def test_a_command_breaks_only_between_its_options(open_page, tmp_path):
+    folder, flags = SweepFolder(tmp_path / "s"), {"budget": 819_200, "batches": [4, 8, 16]}
+    write_fake_sweep(folder.path, batches="4,8", points=5)
+    words = typed_command("tinystories", flags | {"lr": "tuned", "data": "FOLDER", "out": "r/s"})
+    write_json(folder.plan_path, folder.read_plan() | {"commands": [words]})
+    write_report(folder.path)
+    page = open_page(folder.path / "report.html", viewport={"width": 400, "height": 900})
+    commands = page.locator("pre code", has_text="sweep run tinystories").all()
+    assert len(commands) == 2  # the next step, and the one that planned the trials
+    for command in commands:
+        lines = command.inner_text().strip().splitlines()
+        assert [line.count("--") for line in lines] == [0] + [1] * (len(lines) - 1)
+        for media in ("screen", "print"):  # a line that wraps would have boxes at two heights
+            page.emulate_media(media=media)
+            tops = "code => new Set(Array.from(code.getClientRects(), r => r.top)).size"
+            assert command.evaluate(tops) == len(lines)
 
 
 def test_without_scripts_it_shows_the_pictures(open_page, plain):

@@ -68,7 +68,7 @@ def test_one_seed_and_one_rate_are_reported_as_seen_and_with_what_is_missing(pla
     assert "Provisionally, use batch size 8: " in start
     assert "this one has the best mean" in start and "at batch size 4" in start
     assert "its error is not known" in start
-    assert "--lr tuned --seeds auto" in start and "at least" in start
+    assert "    --lr tuned \\\n    --seeds auto\n" in start and "at least" in start
     document = read_json_document(plain)
     assert document["provisional"] and document["candidates"] == [4, 8, 16, 32, 64]
     checks = tables(section(plain_text, "What the answer rests on"))[0]
