@@ -18,7 +18,8 @@ from sweep.config.objective import Objective
 from sweep.plan.curves import rate_points, stack_points
 from sweep.plan.decision import LOOKS, Decision, decide
 
-BEST, MISSING = "the best of those tried", "–"
+BEST = "the best of those tried"
+MISSING = "–"  # a value that is not known
 WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
 MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
 

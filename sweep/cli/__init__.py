@@ -64,7 +64,8 @@ def main() -> None:
     except BrokenPipeError:
         code = 0  # the reader of our output has ended
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted." + " The same command resumes." * ("run" in sys.argv), err=True)
+        end = " The same command resumes." * (sys.argv[1:2] == ["run"])
+        click.echo(f"Interrupted.{end}", err=True)
         code = 130
     except Exception as error:
         text, code = _explain(error)

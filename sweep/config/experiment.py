@@ -414,10 +414,10 @@ def load_experiment(
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
     subject = f"experiment {name or fields.get('name')!r}"
     experiment = settings.parse_settings(Experiment, fields, subject)
-    for name, value, given in (("lr", "tuned", experiment.lr), ("seeds", "auto", experiment.seeds)):
-        if given != value and (needing := sorted(NEEDING[name] & {*flags})):
-            problem = f"{needing[0]} needs {name} {value}, got {given or 'the default'}"
-            raise SweepError(f"{problem}. Add --{name} {value}, or leave it out.")
+    for key, value, given in (("lr", "tuned", experiment.lr), ("seeds", "auto", experiment.seeds)):
+        if given != value and (needing := sorted(NEEDING[key] & {*flags})):
+            problem = f"{needing[0]} needs {key} {value}, got {given or 'the default'}"
+            raise SweepError(f"{problem}. Add --{key} {value}, or leave it out.")
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})

@@ -211,7 +211,6 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
-    "gap": lambda interval, answer: answer.write_gap(interval),
     "regret": _write_regret,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
