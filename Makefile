@@ -50,7 +50,7 @@ format: install  ## ruff, changing files
 types: install  ## mypy, strict
 	$(BIN)/mypy
 
-contracts: install  ## architecture and packaging tests, and the code-size limits
+contracts: install  ## architecture and packaging tests, and figures of the code
 	$(BIN)/python -m pytest tests/contracts
 	$(BIN)/python -m tests.contracts.figures
 

@@ -1,4 +1,4 @@
-"""Figures of the code that the design bounds: `python -m tests.contracts.figures`."""
+"""Figures of the code, which the design reports: `python -m tests.contracts.figures`."""
 
 import ast
 import re

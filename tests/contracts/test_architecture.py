@@ -16,12 +16,9 @@ from tests.contracts.figures import (
     definitions,
     import_cycles,
     kind_branches,
-    lines_of,
     name_of,
     private_interfaces,
 )
-
-MAX_LINES = 15_000
 
 # As a word of a name (IoUtils, http_handler), or as the whole name
 VAGUE = re.compile(
@@ -68,10 +65,6 @@ def test_imports_keep_the_contracts_of_the_design() -> None:
     command = [lint_imports, "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_code_stays_within_its_bound() -> None:
-    assert lines_of("sweep") <= MAX_LINES
 
 
 def test_no_private_interface_is_used_and_no_internal_code_is_named_by_a_string() -> None:
