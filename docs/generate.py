@@ -226,7 +226,7 @@ def readme_with_results() -> str:
 def results_section() -> str:
     """Return what the tool says about the published sweep, and its figure."""
     table = f"{PUBLISHED}/trials.csv"
-    _, sentences = answer_of(README.parent / table, "final_valid_loss", "minimize", None)
+    sentences = answer_of(README.parent / table, "final_valid_loss", "minimize", None).sentences
     plan = json.loads((README.parent / PUBLISHED / "plan.json").read_text(encoding="utf-8"))
     lines = [line for text in sentences for line in textwrap.wrap(text, 92)]
     parameters = f"{plan['model']['parameters']:,}"

@@ -46,13 +46,21 @@ class TunedRate:
         return float(np.exp(best_log_rates(self.points))) if has_fit else None
 
 
-def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
-    """Return the rates of each batch size; nothing if at most one rate was tried at each."""
+def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...]:
+    """Return the rates of each batch size; nothing if at most one rate was tried at each.
+
+    Of a table that is not ours, batch sizes with one rate are left out: theirs may not be tuned.
+    """
     is_tuning = rows["stage"] == "tune"
     has_stage = bool(is_tuning.any())
     trials = rows[is_tuning] if has_stage else rows[~rows["is_out_of_memory"]]
-    if not trials.groupby("batch_size")["learning_rate"].nunique().max() > 1:
+    counts = trials.groupby("batch_size")["learning_rate"].nunique()
+    if not counts.max() > 1:
         return ()
+    if not is_own:
+        tried = trials[~trials["is_failed"] | trials["has_diverged"]]
+        counts = tried.groupby("batch_size")["learning_rate"].nunique()
+        trials = trials[trials["batch_size"].isin(counts.index[counts > 1])]
     rates = []
     for batch_size, group in trials.groupby("batch_size"):
         reports = rows[~is_tuning & (rows["batch_size"] == batch_size)]
@@ -63,7 +71,7 @@ def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
             # A rate that diverges early would have diverged later too.
             ended = ended[~(ended["token_budget"] < most) | ended["has_diverged"]]
         winners = reports if len(reports) else ended[~ended["is_failed"]]
-        if has_stage and "policy" in group and len(winners):
+        if has_stage and is_own and len(winners):
             best = winners.iloc[winners["loss"].fillna(math.inf).to_numpy().argmin()]
             for name in ("adam_beta2", "weight_decay"):
                 if group[name].nunique() > 1:  # tuned too

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from sweep.analysis import checks, frames
 from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
+from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.checks import Check
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.rates import TunedRate
@@ -24,7 +25,6 @@ from sweep.plan.curves import rate_points, rates_between
 from sweep.plan.decision import LOOKS, Decision, next_trainings
 from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
 from sweep.plan.steps import common_budget
-from sweep.trial.folder import State
 
 TUNING_TRIALS = 8  # typical number at each batch size
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
@@ -148,94 +148,113 @@ def answer(
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
     Args:
-        trials: a table or a CSV file: stage, policy, batch_size, seed, learning_rate, state and the
-            metric; also seconds_training, and the other columns of trials.csv if they are known.
-            With a column target, the final loss is replaced by the tokens to the target.
+        trials: a table, or a CSV or Markdown file: stage, policy, batch_size, seed, learning_rate,
+            state and the metric, by the headers of docs/audit.md; also seconds_training, and the
+            other columns of trials.csv if they are known. With a column target, the final loss is
+            replaced by the tokens to the target.
         direction: minimize or maximize.
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
     """
+    source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
+    return _answer_table(read_one_table(source, metric), direction, tolerance)
+
+
+def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answer | None:
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise SweepError(f"tolerance must be a positive number, got {tolerance:g}. Try 0.01.")
-    trials = trials if isinstance(trials, pd.DataFrame) else frames.read_csv(Path(trials))
-    table = _read_table(trials, metric)
-    units = table["loss_unit"].dropna().to_list()
+    trials = _trials_of(table)
+    metric = table.metric
+    units = trials["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
     compared = Objective(metric, direction, unit, tolerance or LOSS.tolerance)
-    if metric == LOSS.name and table["target"].notna().any():
+    if metric == LOSS.name and trials["target"].notna().any():
         compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
     else:
-        table = table.assign(final_valid_loss=compared.sign * table[metric], target=math.nan)
-    result = leading(judge_trials(table.reindex(columns=list(frames.TRIAL_COLUMNS)), compared))
+        trials = trials.assign(final_valid_loss=compared.sign * trials[metric], target=math.nan)
+    result = leading(judge_trials(trials.reindex(columns=list(frames.TRIAL_COLUMNS)), compared))
     return result.answer if result else None
 
 
-def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Convert the columns to those of trials.csv.
+def _trials_of(table: Table) -> pd.DataFrame:
+    """Return the rows as trials; refuse a table of which a row or a cell would not count.
 
-    Refuse a table of which rows would be left out, or counted twice, without a word.
+    A row that failed, or whose state is not known, counts as a missing result.
     """
-    if missing := sorted({*REQUIRED, metric} - {*trials}):
-        names = ", ".join(map(str, trials))[:500]
-        raise SweepError(f"trials must have the column {missing[0]}, got {names}. Add it.")
-    trials = trials.reset_index(drop=True).reindex(columns=[*{**frames.TRIAL_COLUMNS, metric: ""}])
-    dtypes = {**frames.TRIAL_COLUMNS, "seed": "object", metric: "float64"}
-    converted, is_allowed = {}, {}
-    for name, dtype in dtypes.items():
-        values, is_given = trials[name], trials[name].notna()
-        if dtype.startswith(("int", "float")):
-            converted[name] = frames.to_numbers(values)
-            is_allowed[f"{name} must be a number or empty"] = converted[name].notna() | ~is_given
-        else:
-            texts = [value if name == "seed" else str(value) for value in values]
-            converted[name] = pd.Series(texts, dtype=object).where(is_given, None)
-    table = pd.DataFrame(converted).assign(label=frames.policy_labels)
-    sizes, rates, is_tuning = table["batch_size"], table["learning_rate"], table["stage"] == "tune"
+    required = {name: "status" if name == "state" else name for name in REQUIRED}
+    required[table.metric] = table.metric
+    if missing := [name for name, column in required.items() if column not in table.titles]:
+        what = "column" if len(missing) == 1 else "columns"
+        not_read = f" Not read: {'; '.join(table.ambiguous)}." if table.ambiguous else ""
+        problem = f"trials must have the {what} {join(missing)}"
+        raise SweepError(f"{problem}.{not_read} Add the {what}, or correct the headers.")
+    if table.unread:
+        raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
+    if table.left_out:
+        raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
+    for name in ("model", "dataset", "schedule"):
+        if table.rows[name].nunique() > 1:
+            values = ", ".join(sorted({*table.rows[name]}))[:100]
+            remedy = "Give each a table of its own."
+            raise SweepError(
+                f"{table.titles[name]} must be the same in all rows, got {values}. {remedy}"
+            )
+    trials = table.trials().assign(label=frames.policy_labels)
+    is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
-    rate_counts = table.groupby(keys)["learning_rate"].transform("nunique")
-    is_allowed |= {
-        "stage must be report or tune": trials["stage"].isin(["report", "tune"]),
-        f"state must be one of {', '.join(State)}": trials["state"].isin([*State, np.nan]),
+    rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
+    rules = {
+        "stage must be report or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
-        "has_looks must be True, False or empty": table["has_looks"].isin(["True", "False", None]),
-        "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
-        "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
-        "tokens_to_target must be positive or empty": ~(table["tokens_to_target"] <= 0),
-        "execution must be a JSON object or empty": table["execution"].map(read_execution).notna(),
+        "seed must be given": is_tuning | trials["seed"].notna(),
+        "has_looks must be True, False or empty": trials["has_looks"].isin(["True", "False", None]),
+        "learning_rate must be a positive number": trials["learning_rate"] > 0,
+        "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
+        "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
         "learning_rate must be equal in reporting trials of one policy and batch size": (
             is_tuning | (rate_counts <= 1)
         ),
         "seed must differ between reporting trials of one policy and batch size": (
-            is_tuning | ~table.duplicated([*keys, "seed"])
+            is_tuning | ~trials.duplicated([*keys, "seed"])
         ),
+        "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
     }
-    for rule, is_met in is_allowed.items():
-        if not is_met.all():
-            value = trials.loc[~is_met, rule.partition(" ")[0]].iloc[0]
-            raise SweepError(f"{rule}, got {value} in row {int((~is_met).to_numpy().argmax())}.")
-    if sizes.nunique() > MOST_BATCHES:
+    for rule, is_met in rules.items():
+        is_broken = pd.Series(~np.asarray(is_met, bool), trials.index)
+        if is_broken.any():
+            value = trials.loc[is_broken, rule.partition(" ")[0]].iloc[0]
+            where = f"{table.unit} {is_broken.idxmax()}"
+            raise SweepError(f"{rule}, got {str(value)[:100]} in {where}. Correct it.")
+    if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
-    return table.drop(columns="label").astype({"batch_size": "int64"})
+    return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
 
 
-def answer_of(
-    path: Path, metric: str, direction: str, tolerance: float | None
-) -> tuple[Answer | None, list[str]]:
-    """Return the answer of a table of trials or of a sweep folder, and its sentences."""
-    table: Path | pd.DataFrame = path
-    if path.is_dir():
+class TableAnswer(NamedTuple):
+    """The answer of a table of trials or of a sweep folder."""
+
+    answer: Answer | None
+    sentences: list[str]
+    notes: list[str]  # what was read of a table
+
+
+def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) -> TableAnswer:
+    """Return the answer of a table of trials or of a sweep folder."""
+    if not path.is_dir():
+        table = read_one_table(path, metric)
+    else:
         sweep = load_sweep(path)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
-            return sweep.answer(), sweep.sentences()
-        table = sweep.trials
-    made = answer(table, metric, direction, tolerance)
+            return TableAnswer(sweep.answer(), sweep.sentences(), [])
+        table = read_one_table(sweep.trials, metric)
+    made = _answer_table(table, direction, tolerance)
     missing = (
         "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
         "stage report and state COMPLETE."
     )
-    return made, describe(made) if made else [missing]
+    return TableAnswer(made, describe(made) if made else [missing], table.notes)
 
 
 def judge_trials(
@@ -432,7 +451,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
         parts.append(f"target {reports['target'].max():g}")
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
-    if set(reports["policy"]) == {"tuned"} and len(tuned):
+    if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():
         counts = frames.format_range(tuned.groupby("batch_size").size())
         text = f"{' and '.join(names)} tuned by {counts} trials"
         budget = plan.settings.tuning.budget if plan else None

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sweep.analysis.any_table import LOSSES, SETTINGS
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
 from sweep.plan.plan import LEAST_SEEDS
 
-LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
@@ -51,10 +51,13 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
+    has_ended = rows["state"].isin(["COMPLETE", "FAILED"])
     is_infinite = np.isinf(rows["final_valid_loss"].astype(float))
-    rows["has_diverged"] = (rows["cause"] == "diverged") | is_infinite
+    rows["has_diverged"] = (rows["cause"] == "diverged") | (is_infinite & has_ended)
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
+    # A loss on the way is not that of the end of the schedule.
+    rows["final_valid_loss"] = rows["final_valid_loss"].mask(rows["is_failed"])
     rows["hours"] = rows["seconds_training"] / 3600
     rows["has_target"] = has_target = bool(rows["target"].notna().any())
     is_pruned = rows["state"] == "PRUNED"
@@ -67,9 +70,9 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def prepare(table: pd.DataFrame) -> TrialTable:
+def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
     """Derive true steps, failures, cells and the grids of rates."""
-    rows, is_own = table.copy(), "policy" in table
+    rows = table.copy()
     has_target = is_own and bool(rows["has_target"].any())
     rows["loss"] = next((rows[n] for n in LOSSES if n in rows and rows[n].notna().any()), math.nan)
     tokens_per_step = rows["batch_size"] * rows["context_length"]
@@ -77,9 +80,10 @@ def prepare(table: pd.DataFrame) -> TrialTable:
     has_loss = bool(rows["loss"].notna().any())
     rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
     rows["is_failed"] |= has_loss & rows["loss"].isna()
-    rows["state"] = rows["state"] if is_own else ""
-    settings = ["batch_size", "learning_rate", "context_length", "token_budget", "weight_decay"]
-    settings = [n for n in (*settings, "adam_beta2") if not (has_target and n == "token_budget")]
+    ended_early = ("token_budget", "steps") if is_own else ()
+    settings = [name for name in SETTINGS if name in rows and name not in ended_early]
+    if is_own and not has_target:
+        settings.append("token_budget")
     if is_own or (rows["seeds"].isna().all() and (rows["seed"] != "").any()):
         rows["seeds"] = (~rows.duplicated([*settings, "stage", "seed"])).astype(float)
     groups = rows[~rows["is_failed"] & (rows["stage"] != "tune")].groupby(settings, dropna=False)
@@ -91,7 +95,8 @@ def prepare(table: pd.DataFrame) -> TrialTable:
     counted = cells.dropna(subset=["steps", "true_steps"])
     formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else ""
     best = best.sort_values("batch_size")
-    return TrialTable(rows, cells, best, wrong, formula, tuned_rates(rows), is_own, has_target)
+    rates = tuned_rates(rows, is_own)
+    return TrialTable(rows, cells, best, wrong, formula, rates, is_own, has_target)
 
 
 def explain_log_rows(rows: pd.Series, steps: pd.Series) -> str:
@@ -163,45 +168,79 @@ def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     return table.wrong_steps["batch_size"], text
 
 
-def _has_equal_steps_only(cells: pd.DataFrame) -> bool:
-    steps = cells["steps"]
-    tokens = steps * cells["batch_size"] * cells["context_length"].fillna(1)
-    return bool(steps.max() / steps.min() <= 1.05 < tokens.max() / tokens.min())
+def _has_common_value(cells: pd.DataFrame, values: pd.Series) -> bool:
+    """Return True if some value occurs at every batch size, within 5 %."""
+    sizes = cells["batch_size"].nunique()
+    for value in values.dropna().unique():
+        is_equal = values.between(value, 1.05 * value)
+        if cells["batch_size"][is_equal].nunique() == sizes:
+            return True
+    return False
+
+
+def _has_equal_steps_only(table: TrialTable) -> bool:
+    cells = table.cells.dropna(subset="steps")
+    if cells["batch_size"].nunique() < 2 or table.log_formula:
+        return False
+    tokens = cells["steps"] * cells["batch_size"] * cells["context_length"].fillna(1)
+    return _has_common_value(cells, cells["steps"]) and not _has_common_value(cells, tokens)
 
 
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    is_off = _has_equal_steps_only(cells) and not table.log_formula
-    return _compare(cells, cells["steps"], 0 if is_off else math.inf, "Steps", ",.0f")
+    if cells.empty:
+        return None
+    is_off = _has_equal_steps_only(table)
+    text = f"Steps: {_range(cells, cells['steps'], ',.0f')}."
+    if is_off:
+        text += " Some number of steps is that of every batch size, and no number of tokens is."
+    return cells["batch_size"] if is_off else (), text
 
 
 def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if _has_equal_steps_only(cells):
+    if _has_equal_steps_only(table):
         return None
     most = 1 if table.is_own else 1 + TOKENS_TOLERANCE
     return _compare(cells, cells["token_budget"], most, "Training tokens", ",.0f")
 
 
 def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    rows, sizes = table.rows.dropna(subset="learning_rate"), cells["batch_size"]
-    is_fixed = rows["learning_rate"].nunique() == 1 and sizes.nunique() > 1
-    if table.is_own:
-        if table.rows["batch_size"].nunique() < 2:
-            return None
-        is_fixed = bool(rows["policy"].str.match("fixed$|sqrt|linear").all())
-        sizes = table.rows["batch_size"] if sizes.empty else sizes
+    rows = table.rows.dropna(subset="learning_rate")
+    sizes = rows["batch_size"].unique()
+    if len(sizes) < 2:
+        return None
     text = f"The learning rate is {_range(rows, rows['learning_rate'])}."
-    if not is_fixed:
+    untuned = _untuned_sizes(rows) if table.is_own else _sizes_of_shared_rate(rows)
+    if not untuned:
         return (), text
-    return sizes, f"{text} A worse result may only show that the rate suits a batch size less."
+    return untuned, f"{text} A worse result may only show that the rate suits a batch size less."
+
+
+def _untuned_sizes(rows: pd.DataFrame) -> list[float]:
+    """Return the batch sizes without tuning trials at several rates, whatever the policy's name."""
+    tuning = rows[rows["stage"] == "tune"]
+    rates = tuning.groupby("batch_size")["learning_rate"].nunique()
+    return sorted({*rows["batch_size"]} - {*rates.index[rates > 1]})
+
+
+def _sizes_of_shared_rate(rows: pd.DataFrame) -> list[float]:
+    """Return the batch sizes with one rate that was also tried at another batch size.
+
+    A table without tuning trials does not say how its rates were chosen.
+    """
+    tried = rows[~rows["is_failed"] | rows["has_diverged"]]
+    rates = tried.groupby("batch_size")["learning_rate"].agg(["nunique", "first"])
+    sizes_of_rate = tried.groupby("learning_rate")["batch_size"].nunique()
+    is_shared = rates["first"].map(sizes_of_rate) > 1
+    return sorted(rates.index[(rates["nunique"] == 1) & is_shared])
 
 
 def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rows, rates, untuned = table.rows, table.rates, set[Any]()
-    if table.is_own and (rates or (rows["policy"] == "tuned").any()):
+    if not rates:
+        return None
+    if table.is_own:
         untuned = set(rows.loc[rows["stage"] != "tune", "batch_size"])
         untuned -= {rate.batch_size for rate in rates}
-    elif not rates:
-        return None
     edges = [rate for rate in rates if not rate.is_inside and (rate.best or table.is_own)]
     described = edges if edges or untuned else rates
     texts = [f"Batch size {rate.batch_size}: {_describe_rates(rate)}." for rate in described]

@@ -459,15 +459,18 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     """Recommend a batch size from a table of trials or a sweep folder.
 
     The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
+    Headers are read as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
     from sweep.analysis.results import answer_of
 
-    made, sentences = answer_of(table, metric, direction, tolerance)
+    made = answer_of(table, metric, direction, tolerance)
+    for note in made.notes:
+        echo(note, err=True)
     if json:
-        print_document(made.as_json() if made else None)
+        print_document(made.answer.as_json() if made.answer else None)
     else:
-        echo("\n".join(sentences))
+        echo("\n".join(made.sentences))
 
 
 @click.command()

@@ -1,0 +1,673 @@
+"""Read tables of batch-size results: CSV, Markdown, our own trials.csv, and DataFrames.
+
+`sweep audit` and `sweep answer` both read with this module. Headers, units and words are in
+headers.toml. What is not understood, or could mean two things, is not read, and a note names it.
+Every row has a result, or failed, or is left out with a reason.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS, refuse_large
+from sweep.config import read_toml
+from sweep.config.numbers import SUFFIXES
+from sweep.errors import SweepError, printable
+from sweep.trial.files import refuse_links
+from sweep.trial.folder import Cause, State
+
+_TOML = read_toml(__file__, "headers.toml")
+PATTERNS: dict[str, str] = _TOML["patterns"]
+UNITS: dict[str, str] = _TOML["units"]
+HEADERS: dict[str, list[str]] = {
+    column: [pattern.format(**_TOML["words"]) for pattern in patterns]
+    for column, patterns in _TOML["headers"].items()
+}
+# Columns of trials.csv whose names differ here.
+OWN_NAMES = {
+    "adam_beta2": "beta2",
+    "token_budget": "tokens",
+    "context_length": "tokens_per_sequence",
+    "status": "state",
+}
+# A table with all of these was written by `sweep report`; its counts are exact.
+OWN_COLUMNS = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
+PARTS = ("microbatch_size", "gradient_accumulation_steps", "devices")  # of a batch size
+LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
+COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
+TEXTS = ("status", "seed", "stage", "policy", "optimizer", "model", "dataset", "schedule")
+# Rows that differ in one of these are not compared.
+FACTORS = ("model", "dataset", "schedule", "policy", "optimizer")
+# Rows that agree in all of these are repetitions of one training.
+SETTINGS = (
+    *("stage", *FACTORS, "batch_size", "learning_rate", "context_length"),
+    *("token_budget", "steps", "weight_decay", "adam_beta2"),
+)
+UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
+MOST_LISTED = 5  # cells, rows or columns that a note lists
+MOST_CELL_CHARACTERS = 60  # of a cell or header, in a note
+
+
+class TextTable(NamedTuple):
+    """The cells of one table, as text."""
+
+    name: str
+    header: list[str]
+    rows: list[list[str]]
+    numbers: list[int]  # of each row, in its file
+    unit: str = "line"  # that the numbers count
+    left_out: tuple[str, ...] = ()  # rows that are no rows of this table, with reasons
+
+
+class Header(NamedTuple):
+    """One header that was understood."""
+
+    title: str
+    unit: str  # in its parentheses; "" if there is none, or if it is a part of the words
+    rank: int  # of the expression that it matches; -1 for the name of the column itself
+    words: str = ""  # that match it
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The typed rows of one table, and what was not read."""
+
+    name: str
+    rows: pd.DataFrame  # that have a result or failed: a column for each header of headers.toml,
+    # and each column of trials.csv that the table has; the index counts rows in the file
+    titles: dict[str, str]  # header by column
+    is_own: bool  # whether `sweep report` wrote it
+    unread: tuple[str, ...]  # cells of columns that are read
+    left_out: tuple[str, ...]  # rows, with reasons
+    ignored: tuple[str, ...]  # headers
+    ambiguous: tuple[str, ...]  # headers that could be the same column, with the reason
+    remarks: tuple[str, ...] = ()
+    metric: str = "final_valid_loss"
+    unit: str = field(default="line")  # that the index counts
+
+    def trials(self) -> pd.DataFrame:
+        """Return the rows with the columns of trials.csv and the metric; empty cells are None."""
+        names = {column: OWN_NAMES.get(column, column) for column in self.rows}
+        del names["status"]
+        trials = self.rows.drop(columns="status").rename(columns=names)
+        if "seconds_training" not in trials:
+            trials["seconds_training"] = 3600 * trials["hours"]
+        columns = dict.fromkeys([*TRIAL_COLUMNS, self.metric])
+        trials = trials.reindex(columns=list(columns))
+        is_text = [kind not in NUMBERS for kind in TRIAL_COLUMNS.values()]
+        texts = [name for name, text in zip(TRIAL_COLUMNS, is_text, strict=True) if text]
+        is_given = trials[texts].notna() & trials[texts].ne("")
+        trials[texts] = trials[texts].astype(object).where(is_given, None)
+        return trials
+
+    @property
+    def factors(self) -> list[str]:
+        """The columns, such as the model, by whose values the rows are compared apart.
+
+        If each value occurs at one batch size, the column is the name of a row.
+        """
+        varying = [name for name in FACTORS if self.rows[name].nunique() > 1]
+        sizes = {name: self.rows.groupby(name)["batch_size"].nunique() for name in varying}
+        return [name for name in varying if sizes[name].max() > 1]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows that have a result, failed, and were left out."""
+        failed = int(self.rows["is_failed"].sum())
+        return {
+            "with_result": len(self.rows) - failed,
+            "failed": failed,
+            "left_out": len(self.left_out),
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what was read and what was not."""
+        counts = self.counts
+        notes = [
+            f"Rows: {counts['with_result']} with a result, {counts['failed']} failed, "
+            f"{counts['left_out']} left out."
+        ]
+        notes += [f"{text}." for text in self.remarks]
+        names = [name for name in FACTORS if self.rows[name].nunique() > 1]
+        if names := [self.titles[name] for name in names if name not in self.factors]:
+            notes.append(f"Batch sizes differ in {_list(names)} too.")
+        if self.left_out:
+            notes.append(f"Rows left out: {_list(self.left_out, '; ')}.")
+        if self.ambiguous:
+            notes.append(f"Columns not read: {_list(self.ambiguous, '; ')}.")
+        if self.unread:
+            notes.append(f"Cells not read ({len(self.unread)}): {_list(self.unread)}.")
+        if self.ignored:
+            notes.append(f"Columns ignored: {', '.join(map(_short, self.ignored))}.")
+        return notes
+
+
+def read_tables(path: Path) -> list[Table]:
+    """Read every table with batch sizes in a file, or in the first file of a folder.
+
+    Raises:
+        SweepError: if there is none, or if the file is not CSV or Markdown.
+    """
+    path = _find_file(path)
+    text_tables = list(_read_text_tables(path))
+    tables = [read_table(cells) for cells in text_tables]
+    if with_rows := [table for table in tables if len(table.rows)]:
+        return with_rows
+    problem = f"{path} must hold a table with rows and a column batch_size with whole numbers"
+    with_sizes = [table for table in tables if {"batch_size", *PARTS} & {*table.titles}]
+    reasons = [text for table in tables for text in table.ambiguous]
+    reasons += [text for table in with_sizes for text in table.left_out]
+    if reasons:
+        raise SweepError(f"{problem}, and none is known: {_list(reasons, '; ')}. Correct them.")
+    raise SweepError(f"{problem}, and has none. Name one of its columns batch_size.")
+
+
+def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
+    """Read the only table of a file, or a DataFrame, with the column of a metric."""
+    if isinstance(source, pd.DataFrame):
+        return read_table(_cells_of(source), metric)
+    tables = [read_table(cells, metric) for cells in _read_text_tables(_find_file(source))]
+    tables = [table for table in tables if "batch_size" in table.titles] or tables
+    if len(tables) != 1:
+        names = ", ".join(table.name for table in tables) or "none"
+        raise SweepError(f"{source} must hold one table, got {names}. Give each a file of its own.")
+    return tables[0]
+
+
+# ---- files and cells --------------------------------------------------------------------------
+
+
+def _find_file(path: Path) -> Path:
+    if path.is_dir():
+        refuse_links(path)
+        files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
+        path = next((file for file in files if file.is_file()), path)
+    if not path.is_file():
+        raise SweepError(
+            f"{path} must be a .csv or .md file, or a folder that holds one. "
+            "`sweep report DIR` writes the trials.csv of a sweep."
+        )
+    refuse_large(path)
+    return path
+
+
+def _read_text_tables(path: Path) -> Iterator[TextTable]:
+    text = _decode(path)
+    if path.suffix.lower() in (".md", ".markdown"):
+        yield from _markdown_tables(text.splitlines())
+    else:
+        yield _csv_table(path, text)
+
+
+def _decode(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SweepError(
+            f"{path} must be readable ({error.strerror}). Give another path."
+        ) from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:200]:
+        remedy = "Convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW."
+        raise SweepError(
+            f"{path} must be CSV or Markdown in UTF-8, and looks like UTF-16. {remedy}"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problem = f"must be CSV or Markdown in UTF-8, got another byte in line {line}"
+        raise SweepError(f"{path} {problem}. Export it again as UTF-8.") from None
+
+
+def _csv_table(path: Path, text: str) -> TextTable:
+    first = text.lstrip("\r\n").partition("\n")[0]
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    header_line = 0
+    rows, numbers = list[list[str]](), list[int]()
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header, header_line = cells, reader.line_num
+            elif len(cells) != len(header):
+                expected = f"{len(header)} cells, as its header in line {header_line}"
+                raise SweepError(
+                    f"{path} must have in each row {expected}, got {len(cells)} in line "
+                    f"{reader.line_num}. Correct that line, or the header."
+                )
+            else:
+                rows.append(cells)
+                numbers.append(reader.line_num)
+    except csv.Error as error:
+        problem = f"must be CSV, got an error in line {reader.line_num}: {error}"
+        raise SweepError(f"{path} {problem}. Correct that line.") from None
+    if not header:
+        raise SweepError(f"{path} must be CSV with a header and rows, and is empty.")
+    return TextTable("the table", [title.strip() for title in header], rows, numbers)
+
+
+def _markdown_tables(lines: list[str]) -> Iterator[TextTable]:
+    end = 0
+    for k, line in enumerate(lines[1:], start=1):
+        is_rule = {"|", "-"} <= set(line) <= set("|-: \t")
+        if k < end or not is_rule or "|" not in lines[k - 1]:
+            continue
+        end = next((n for n in range(k, len(lines)) if "|" not in lines[n]), len(lines))
+        header = _split_row(lines[k - 1])
+        rows, numbers, left_out = list[list[str]](), list[int](), list[str]()
+        for number in range(k + 1, end):
+            cells = _split_row(lines[number])
+            if len(cells) == len(header):
+                rows.append(cells)
+                numbers.append(number + 1)
+            else:
+                counts = f"{len(cells)} cells, the header {len(header)}"
+                left_out.append(f"line {number + 1} (it has {counts})")
+        yield TextTable(f"the table at line {k}", header, rows, numbers, left_out=tuple(left_out))
+
+
+def _split_row(line: str) -> list[str]:
+    text = line.strip().removeprefix("|").removesuffix("|")
+    return [cell.replace(r"\|", "|").strip() for cell in re.split(r"(?<!\\)\|", text)]
+
+
+def _cells_of(trials: pd.DataFrame) -> TextTable:
+    """Return a DataFrame as text, from which every number is read back exactly."""
+    is_given = trials.notna().to_numpy()
+    rows = [
+        [str(value) if given else "" for value, given in zip(values, flags, strict=True)]
+        for values, flags in zip(
+            trials.astype(object).itertuples(index=False, name=None), is_given, strict=True
+        )
+    ]
+    return TextTable("the table", list(map(str, trials)), rows, list(range(len(rows))), "row")
+
+
+# ---- headers ----------------------------------------------------------------------------------
+
+
+def read_headers(cells: TextTable) -> tuple[dict[str, Header], dict[str, str]]:
+    """Return the header of each column that is read, and why other headers are ambiguous."""
+    matches: dict[str, list[tuple[int, Header]]] = {}
+    for index, title in enumerate(cells.header):
+        if match := _match(title):
+            column, header = match
+            matches.setdefault(column, []).append((index, header))
+    chosen: dict[str, Header] = {}
+    ambiguous: dict[str, str] = {}
+    for column, candidates in matches.items():
+        best = min(header.rank for _, header in candidates)
+        equal = [(index, header) for index, header in candidates if header.rank == best]
+        texts = {tuple(row[index] for row in cells.rows) for index, _ in equal}
+        if len(texts) == 1:
+            chosen[column] = equal[0][1]
+        else:
+            reason = f"one of {len(equal)} that could be {column}"
+            ambiguous |= {header.title: reason for _, header in equal}
+    valid = chosen.get("final_valid_loss")
+    if valid and valid.words == "loss" and "final_train_loss" in chosen:
+        ambiguous[valid.title] = "a loss of training or validation"
+        del chosen["final_valid_loss"]
+    return chosen, ambiguous
+
+
+def _match(title: str) -> tuple[str, Header] | None:
+    """Return the column that a header names; None if it is none, or has a part that is unknown."""
+    if title.startswith("_"):  # W&B's counters: _step counts log calls
+        return None
+    own = {OWN_NAMES.get(column, column): column for column in HEADERS}
+    if title in own or title in HEADERS:
+        return own.get(title, title), Header(title, "", -1)
+    if title in TRIAL_COLUMNS:
+        return title, Header(title, "", -1)
+    words, inside = _words(title)
+    for column, patterns in HEADERS.items():
+        texts = [words] if not inside else []
+        unit = ""
+        if inside and re.fullmatch(UNITS.get(column, ""), inside, re.IGNORECASE):
+            texts, unit = [words], inside
+        elif inside:
+            extra = _words(inside)[0]
+            texts = [f"{extra} {words}", f"{words} {extra}"]
+        for rank, pattern in enumerate(patterns):
+            matched = [text for text in texts if re.fullmatch(pattern, text)]
+            if matched:
+                return column, Header(title, unit, rank, matched[0])
+    return None
+
+
+def _words(title: str) -> tuple[str, str]:
+    """Return a header in plain lower-case words, and the text in its parentheses."""
+    plain = title.replace("β", "beta").replace("η", "eta").replace("λ", "lambda")
+    inside = " ".join(re.findall(r"[(\[{]([^)\]}]*)[)\]}]?", plain))
+    outside = re.sub(r"[(\[{][^)\]}]*[)\]}]?", " ", plain)
+    words = re.sub(r"[^a-z0-9]+", " ", outside.lower()).strip()
+    return words, inside.strip(" *_`↓↑")
+
+
+# ---- cells ------------------------------------------------------------------------------------
+
+
+def read_number(column: str, header: Header, text: str) -> float:
+    """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
+    if header.rank < 0 and column not in HEADERS:
+        return _plain_number(text)
+    plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
+    is_loss = column in LOSSES or column not in HEADERS  # a metric may have any sign
+    if header.rank < 0 and is_loss:  # as written by a program, and as small as it may be
+        number = _plain_number(plain)
+        return number if math.isfinite(number) else math.nan
+    if column == "batch_size" and (match := re.search(PATTERNS["total"], plain)):
+        return float(match[1].replace(",", ""))
+    if column == "hours" and re.fullmatch(PATTERNS["duration"], plain):
+        parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{PATTERNS['unit']}", plain)
+        return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
+    has_scale = re.match(r"[kKMGB](?![A-Za-z])", header.unit)
+    if column in COUNTS and not has_scale and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
+        return math.nan  # 640.000 may be 640,000
+    if column == "clipped_step_fraction":
+        return _share(header, plain)
+    match = re.fullmatch(PATTERNS["number"], plain)
+    if match is None or ("," in match[1] and column not in (*COUNTS, "hours")):
+        return math.nan  # a loss of 1,389 could be 1.389
+    digits, suffix, unit, remark = match.groups()
+    is_mean = is_loss or column == "hours"
+    is_spread = is_mean and re.fullmatch(PATTERNS["spread"], remark or "")
+    if remark and not is_spread and re.search(PATTERNS["several"], remark):
+        return math.nan
+    scale: float = SUFFIXES.get(suffix or "", 1)
+    if column == "hours":
+        words_of_unit = (
+            word.lower() for word in (unit, header.unit, *_words(header.title)[0].split())
+        )
+        units = [word for word in words_of_unit if re.fullmatch(PATTERNS["unit"], word)]
+        scale = UNIT_HOURS[units[0][0]] if units else math.nan
+    elif not suffix and has_scale:
+        scale = SUFFIXES.get(header.unit[:1], 1)
+    value = float(digits.replace(",", "")) * scale
+    if value == 0:
+        return value if column == "weight_decay" or is_loss else math.nan
+    is_possible = value > 0 or is_loss
+    return value if is_possible and 1e-18 <= abs(value) <= 1e18 else math.nan
+
+
+def _share(header: Header, plain: str) -> float:
+    """Read a share, which `%` in the cell or the header divides by 100."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*(%?)(?:\s*(?:±|\+/-).*)?", plain)
+    if match is None:
+        return math.nan
+    is_percent = "%" in header.title or bool(match[2])
+    return float(match[1]) / (100 if is_percent else 1)
+
+
+def _plain_number(text: str) -> float:
+    try:
+        return float(text[:40])
+    except ValueError:
+        return math.nan
+
+
+# ---- rows -------------------------------------------------------------------------------------
+
+
+def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
+    """Read the text cells of one table; `metric` is a column that must be read by its own name."""
+    headers, ambiguous = read_headers(cells)
+    if metric not in headers:
+        headers |= _find_metric(cells, metric)
+    if stage := headers.get("stage"):
+        index = cells.header.index(stage.title)
+        stages = [row[index].strip() for row in cells.rows]
+        if stages and not {"report", "tune"} & {*stages}:
+            reason = f"its cells are neither report nor tune, such as {_short(stages[0])}"
+            ambiguous[stage.title] = reason
+            del headers["stage"]
+    texts = {
+        column: pd.Series([row[cells.header.index(header.title)] for row in cells.rows], dtype=str)
+        for column, header in headers.items()
+    }
+    rows = pd.DataFrame(index=range(len(cells.rows)))
+    unread: list[str] = []
+    for column in dict.fromkeys([*HEADERS, *headers]):
+        text = texts.get(column, pd.Series("", rows.index)).str.strip()
+        if _is_text(column):
+            rows[column] = text
+            continue
+        header = headers.get(column, Header(column, "", -1))
+        rows[column] = [read_number(column, header, cell) for cell in text]
+        words = PATTERNS["missing"]
+        if column in LOSSES or column == metric:
+            words = f"{words}|.*({PATTERNS['failed'].removeprefix('(?i)')}).*"
+        unread += [
+            f"{_short(cell)} ({_short(header.title)}, {cells.unit} {place})"
+            for cell, number, place in zip(text, rows[column], cells.numbers, strict=True)
+            if math.isnan(number) and not re.fullmatch(words, cell)
+        ]
+
+    is_own = {*cells.header} >= OWN_COLUMNS
+    measured = _measured_column(rows, headers, metric)
+    _read_states(rows, texts, measured)
+    reasons = _read_batch_sizes(rows, headers, texts)
+    is_stage = rows["stage"].isin(["", "report", "tune"])
+    reasons = reasons.mask(~is_stage & (reasons == ""), "its stage is neither report nor tune")
+    rows.index = pd.Index(cells.numbers)
+    reasons.index = rows.index
+    _find_repetitions(rows, reasons, cells.unit, is_own)
+
+    left_out = [f"{cells.unit} {number} ({reason})" for number, reason in reasons.items() if reason]
+    known = {header.title for header in headers.values()} | {*ambiguous}
+    ignored = [
+        title
+        for title, *column in zip(cells.header, *cells.rows, strict=True)
+        if title not in known and (title or any(column))
+    ]
+    remarks: list[str] = []
+    valid = headers.get("final_valid_loss")
+    if valid and "test" in valid.words.split():
+        remarks.append(f"The validation loss is that of the column {_short(valid.title)}")
+    return Table(
+        name=cells.name,
+        rows=rows[reasons == ""],
+        titles={column: header.title for column, header in headers.items()},
+        is_own=is_own,
+        unread=tuple(unread),
+        left_out=(*cells.left_out, *left_out),
+        ignored=tuple(ignored),
+        ambiguous=tuple(f"{_short(title)} ({reason})" for title, reason in ambiguous.items()),
+        remarks=tuple(remarks),
+        metric=metric,
+        unit=cells.unit,
+    )
+
+
+def _find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
+    """Return the header of a metric, which is its name, apart from case and punctuation."""
+    titles = [title for title in cells.header if title == metric]
+    titles = titles or [title for title in cells.header if _words(title) == _words(metric)]
+    return {metric: Header(titles[0], "", -1)} if len(titles) == 1 else {}
+
+
+def _is_text(column: str) -> bool:
+    if column in HEADERS:
+        return column in TEXTS
+    return TRIAL_COLUMNS.get(column, "float64") not in NUMBERS
+
+
+def _measured_column(rows: pd.DataFrame, headers: Mapping[str, Header], metric: str) -> str | None:
+    """Return the column that must have a value in a row with a result; None without losses."""
+    if metric in headers and metric not in LOSSES:
+        return metric
+    return next((name for name in LOSSES if rows[name].notna().any()), None)
+
+
+def _read_states(rows: pd.DataFrame, texts: Mapping[str, pd.Series], measured: str | None) -> None:
+    """Add state, cause, is_failed, has_diverged and is_out_of_memory; complete `status`.
+
+    A word that is not known is no success.
+    """
+    status = rows["status"]
+    if "cause" in rows:
+        status = (status + " " + rows["cause"]).str.strip()
+    outcomes = [read_state(text) for text in status]
+    if (str(State.COMPLETE), "") not in outcomes:  # the column names failures only, or is missing
+        complete = (str(State.COMPLETE), "")
+        outcomes = [
+            outcome if text else complete for outcome, text in zip(outcomes, status, strict=True)
+        ]
+    for loss in (texts[name] for name in dict.fromkeys([*LOSSES, measured]) if name in texts):
+        words = loss.where(loss.str.contains(PATTERNS["failed"]), "").str.strip()
+        for index, word in words[words != ""].items():  # a loss of NaN or OOM
+            if outcomes[index][0] in (State.COMPLETE, State.FAILED):
+                outcomes[index] = read_state(word)
+        is_new = words.str.lower() != status.str.lower()
+        status = (status + " " + words.where(is_new, "")).str.strip()
+    rows["status"] = status
+    rows["state"] = [state for state, _ in outcomes]
+    rows["cause"] = [cause for _, cause in outcomes]
+    rows["has_diverged"] = rows["cause"] == str(Cause.DIVERGED)
+    rows["is_out_of_memory"] = rows["cause"] == str(Cause.OUT_OF_MEMORY)
+    rows["is_failed"] = rows["state"] != str(State.COMPLETE)
+    if measured:
+        rows["is_failed"] |= rows[measured].isna()
+    # A loss on the way is no result.
+    for name in dict.fromkeys([*LOSSES, measured]):
+        if name in rows:
+            rows[name] = rows[name].mask(rows["state"] != str(State.COMPLETE))
+
+
+def read_state(text: str) -> tuple[str, str]:
+    """Return state and cause of a row for the words of its status; `unknown` for other words."""
+    if re.search(PATTERNS["diverged"], text):
+        return str(State.FAILED), str(Cause.DIVERGED)
+    if success := re.match(PATTERNS["succeeded"], text):
+        rest = text[success.end() :]
+        if not re.search(PATTERNS["stopped"], rest):
+            return str(State.COMPLETE), ""
+    if re.search(PATTERNS["out_of_memory"], text):
+        return str(State.FAILED), str(Cause.OUT_OF_MEMORY)
+    if re.search(PATTERNS["pruned"], text):
+        return str(State.PRUNED), ""
+    if text.upper() in (State.WAITING, State.RUNNING):
+        return text.upper(), ""
+    if re.search(PATTERNS["failed"], text):
+        return str(State.FAILED), str(Cause.ERROR)
+    return "unknown", ""
+
+
+def _read_batch_sizes(
+    rows: pd.DataFrame, headers: Mapping[str, Header], texts: Mapping[str, pd.Series]
+) -> pd.Series:
+    """Set the column batch_size, in sequences of a step; return why one is not known, or ""."""
+    reasons = pd.Series("", rows.index)
+    header = headers.get("batch_size")
+    is_total = header is not None and header.rank == 0
+    is_in_tokens = header is not None and re.search(r"\btok", _spaced(header.title)) is not None
+    given = {name: headers[name].title for name in PARTS if name in headers}
+    for index, row in rows.iterrows():
+        text = texts["batch_size"][index].strip() if header else ""
+        size = row["batch_size"]
+        if is_in_tokens and not math.isnan(row["context_length"]):
+            scale = header.unit if header else ""
+            size = _sequences(text, scale, size, row["context_length"])
+        size, reason = _whole_batch(size, text, row, given, is_total)
+        rows.loc[index, "batch_size"] = size
+        reasons[index] = reason
+    return reasons
+
+
+def _whole_batch(
+    size: float, text: str, row: pd.Series, given: Mapping[str, str], is_total: bool
+) -> tuple[float, str]:
+    """Return the batch size of a step, or NaN and why it is not known.
+
+    `given` has the headers of PARTS; a batch size next to one of accumulation or devices, and to no
+    microbatch, may be either. Its product with them is not guessed.
+    """
+    parts = {name: float(row[name]) for name in given}
+    product = math.prod(parts.values())
+    if math.isnan(size) and not text and len(given) == len(PARTS):
+        size = product
+    elif math.isnan(size) and not text and given:
+        lacking = ", ".join(name for name in PARTS if name not in given)
+        return math.nan, f"{_list([*given.values()])} without {lacking}"
+    elif "microbatch_size" not in given and not is_total and given and product != 1:
+        listed = _list([f"{title} {parts[name]:g}" for name, title in given.items()])
+        may_be = "may be that of a step or of one device and microbatch"
+        return math.nan, f"batch size {size:g} {may_be}, next to {listed}"
+    elif len(given) == len(PARTS) and not math.isnan(product) and size != product:
+        return (
+            math.nan,
+            f"batch size {size:g} is not {' × '.join(f'{n:g}' for n in parts.values())}",
+        )
+    if math.isnan(size):
+        return (
+            size,
+            f"its batch size {_short(text)} is not read" if text else "without a batch size",
+        )
+    if size < 1 or size % 1:
+        return math.nan, f"batch size {_short(text)} is no positive whole number"
+    return size, ""
+
+
+def _sequences(text: str, unit: str, tokens: float, context: float) -> float:
+    """Return a batch size in tokens in sequences; NaN if it is not a whole number of them.
+
+    A k is 1,000 or 1,024: whichever gives a whole number, or a power of two if both do.
+    """
+    match = re.search(r"\d\s*([kKMGB])(?![A-Za-z])", text)
+    suffix = match[1] if match else unit[:1]
+    power = {"K": 1, "M": 2, "G": 3, "B": 3}.get(suffix.upper(), 0)
+    sizes = {round(tokens / context, 6), round(tokens * 1.024**power / context, 6)}
+    whole = [size for size in sizes if size >= 1 and size % 1 == 0]
+    powers = [size for size in whole if math.log2(size) % 1 == 0]
+    chosen = whole if len(whole) == 1 else powers
+    return chosen[0] if len(chosen) == 1 else math.nan
+
+
+def _find_repetitions(rows: pd.DataFrame, reasons: pd.Series, unit: str, is_own: bool) -> None:
+    """Leave out rows that nothing tells apart: they may be seeds, other settings or a mistake."""
+    if is_own:  # each has an id
+        return
+    with_result = rows[(reasons == "") & ~rows["is_failed"]]
+    is_copy = with_result.duplicated()
+    for number in with_result.index[is_copy]:
+        reasons[number] = "it repeats another row"
+    keys = [name for name in (*SETTINGS, "seed") if name in with_result]
+    groups = with_result[~is_copy].groupby(keys, dropna=False)
+    for _, group in groups:
+        if len(group) < 2:
+            continue
+        first, second = group.index[:2]
+        has_seed = (group["seed"] != "").any()
+        for number in group.index:
+            other = first if number != first else second
+            what = "settings and seed" if has_seed else "settings, without a column seed,"
+            reasons[number] = f"it has the {what} of {unit} {other}"
+
+
+def _spaced(title: str) -> str:
+    return title.lower().replace("_", " ")
+
+
+def _short(text: str) -> str:
+    plain = printable(" ".join(text.split()))
+    if len(plain) <= MOST_CELL_CHARACTERS:
+        return plain
+    return f"{plain[:MOST_CELL_CHARACTERS]}…"
+
+
+def _list(texts: Sequence[str], separator: str = ", ") -> str:
+    shown = separator.join(texts[:MOST_LISTED])
+    more = len(texts) - MOST_LISTED
+    return f"{shown}{separator}and {more} more" if more > 0 else shown
