@@ -77,6 +77,7 @@ class Answer:
     settle: str | None  # the command that would settle what is open
     settle_seconds: float | None  # its least time
     pairs: list[Pair]
+    optimizer: str = ""  # if the sweep has several
     optimizers: "Ranking | None" = None  # if the sweep has several
 
     @property
@@ -91,8 +92,7 @@ class Answer:
     @property
     def with_optimizer(self) -> str:
         """The end of a clause that names the optimizer; "" if the sweep has one."""
-        name = self.policy.rpartition(", ")[0]
-        return name and f" with {name}"
+        return f" with {self.optimizer}" if self.optimizer else ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,9 +143,14 @@ class Ranking:
     answers: list[Answer]  # answers for the other optimizers
 
     @classmethod
-    def of(cls, index: pd.Index, made: Decision, metric: Objective, others: list[Answer]) -> Self:
-        """Rank the optimizers; `index` has the label and the batch size of each cell."""
-        cells = [(str(label).rpartition(", ")[0], int(size)) for label, size in index]
+    def of(
+        cls,
+        cells: list[tuple[str, int]],
+        made: Decision,
+        metric: Objective,
+        others: list[Answer],
+    ) -> Self:
+        """Rank the optimizers; `cells` has the optimizer and the batch size of each cell."""
         names, sizes = ({*values} for values in zip(*cells, strict=True))
         best_first, gaps = {size: list[str]() for size in sorted(sizes)}, []
         compared = [i for i in range(len(cells)) if np.isfinite(made.mean[i])]
@@ -214,6 +219,7 @@ def build_answer(
     objective: Objective,
     reasons: Sequence[str] = (),
     scope: str = "",
+    optimizer: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
     sizes = sorted({*reports["batch_size"].astype(int)})
@@ -240,6 +246,7 @@ def build_answer(
         settle=None,
         settle_seconds=None,
         pairs=_pairs(sizes, made, objective),
+        optimizer=optimizer,
     )
 
 

@@ -71,7 +71,7 @@ class Header(NamedTuple):
 
     title: str
     unit: str  # in its parentheses; "" if there is none, or if it is a part of the words
-    rank: int  # of the expression that it matches; -1 for the name of the column itself
+    rank: int  # of the expression that it matches; -1 for the name of a column of trials.csv
     words: str = ""  # that match it
 
 
@@ -326,10 +326,10 @@ def _match(title: str) -> tuple[str, Header] | None:
     """Return the column that a header names; None if it is none, or has a part that is unknown."""
     if title.startswith("_"):  # W&B's counters: _step counts log calls
         return None
-    own = {OWN_NAMES.get(column, column): column for column in HEADERS}
-    if title in own or title in HEADERS:
-        return own.get(title, title), Header(title, "", -1)
-    if title in TRIAL_COLUMNS:
+    own = {name: column for column, name in OWN_NAMES.items()}
+    if title in own:
+        return own[title], Header(title, "", -1)
+    if title in TRIAL_COLUMNS and title not in HEADERS:
         return title, Header(title, "", -1)
     words, inside = _words(title)
     for column, patterns in HEADERS.items():
@@ -365,7 +365,7 @@ def read_number(column: str, header: Header, text: str) -> float:
         return _plain_number(text)
     plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
     is_loss = column in LOSSES or column not in HEADERS  # a metric may have any sign
-    if header.rank < 0 and is_loss:  # as written by a program, and as small as it may be
+    if header.title == column and is_loss:  # as written by a program, and as small as it may be
         number = _plain_number(plain)
         return number if math.isfinite(number) else math.nan
     if column == "batch_size" and (match := re.search(PATTERNS["total"], plain)):

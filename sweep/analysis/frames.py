@@ -255,16 +255,21 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     return " to ".join(dict.fromkeys(ends)) or "–"
 
 
-def policy_labels(trials: pd.DataFrame) -> list[str]:
-    """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`.
-
-    If the table has several optimizers, the name of each comes first: `muon, tuned`.
-    """
+def policy_names(trials: pd.DataFrame) -> list[str]:
+    """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`."""
     pairs = zip(trials["policy"], trials["learning_rate"], strict=True)
-    labels = [f"fixed {short(r)}" if policy == "fixed" else str(policy) for policy, r in pairs]
+    return [f"fixed {short(rate)}" if name == "fixed" else str(name) for name, rate in pairs]
+
+
+def policy_labels(trials: pd.DataFrame) -> list[str]:
+    """Return the name of each trial's policy, after its optimizer if there are several.
+
+    Such as `muon, tuned`; nothing may parse a label, because names are the user's.
+    """
+    names = policy_names(trials)
     if "optimizer" not in trials or trials["optimizer"].nunique() < 2:
-        return labels
-    return [", ".join(map(str, pair)) for pair in zip(trials["optimizer"], labels, strict=True)]
+        return names
+    return [", ".join(map(str, pair)) for pair in zip(trials["optimizer"], names, strict=True)]
 
 
 def report_trials(trials: pd.DataFrame) -> pd.DataFrame:

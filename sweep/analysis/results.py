@@ -32,7 +32,8 @@ REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 
 @dataclass(frozen=True, eq=False)
 class PolicyResult:
-    label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"
+    label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"; "muon, tuned" with several optimizers
+    optimizer: str  # "" if there is only one
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
     decision: Decision | None  # None with fewer than two batch sizes that have results
@@ -273,6 +274,7 @@ def judge_trials(
     if rows["has_target"].any():  # without the time from the target to the last evaluation
         share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
         reports["seconds_training"] *= share.fillna(1.0)
+    has_optimizers = rows["optimizer"].nunique() > 1
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
         judged = checks.check_rows(table, tuning_command)
@@ -284,13 +286,14 @@ def judge_trials(
             judged += [checks.build_check(code, *evidence) for code in checks.CURVE_CHECKS]
         if plan and plan.settings.traits.tokens == "examples":
             judged = [checks.about_examples(check) for check in judged]
-        result = PolicyResult(str(label), judged, table.rates, None, None, curve)
+        optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
+        result = PolicyResult(str(label), optimizer, judged, table.rates, None, None, curve)
         reasons = [  # the tuning command follows as the next step
             f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
             for check in result.blocking
         ]
         about[result.label] = reasons, scope_of(trials, result.label, plan)
-        by_policy.setdefault(result.label.rpartition(", ")[2], []).append(result)
+        by_policy.setdefault(frames.policy_names(own)[0], []).append(result)
     decided = (_decide_policy(own, reports, objective, about) for own in by_policy.values())
     return [result for results in decided for result in results]
 
@@ -307,13 +310,18 @@ def _decide_policy(
     for index, (result, label) in enumerate([(result, result.label) for result in results]):
         decision, own = made.of(slice(*cells.slice_locs(label, label))), reports["label"] == label
         if np.isfinite(decision.mean).sum() > 1:
-            answer = build_answer(label, reports[own], decision, objective, *about[label])
+            optimizer = result.optimizer
+            answer = build_answer(
+                label, reports[own], decision, objective, *about[label], optimizer
+            )
             results[index] = replace(result, decision=decision, answer=answer)
             answered.append((float(np.nanmin(decision.best_estimate)), index, answer))
     if len(results) > 1 and answered:
         (_, best, answer), *others = sorted(answered)
-        ranking = Ranking.of(cells, made, objective, [other for _, _, other in others])
-        if lacking := [r.label.rpartition(", ")[0] for r in results if r.answer is None]:
+        optimizers = {result.label: result.optimizer for result in results}
+        named = [(optimizers[str(label)], int(size)) for label, size in cells]
+        ranking = Ranking.of(named, made, objective, [other for _, _, other in others])
+        if lacking := [result.optimizer for result in results if result.answer is None]:
             reason = f"Fewer than two batch sizes have results with {join(lacking)}."
             answer = replace(answer, provisional=True, reasons=[*answer.reasons, reason])
         results[best] = replace(results[best], answer=replace(answer, optimizers=ranking))
