@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -94,17 +94,15 @@ class Table:
 
     def trials(self) -> pd.DataFrame:
         """Return the rows with the columns of trials.csv and the metric; empty cells are None."""
-        names = {column: OWN_NAMES.get(column, column) for column in self.rows}
-        del names["status"]
-        trials = self.rows.drop(columns="status").rename(columns=names)
+        trials = self.rows.drop(columns="status").rename(columns=OWN_NAMES)
         if "seconds_training" not in trials:
             trials["seconds_training"] = 3600 * trials["hours"]
         columns = dict.fromkeys([*TRIAL_COLUMNS, self.metric])
         trials = trials.reindex(columns=list(columns))
-        is_text = [kind not in NUMBERS for kind in TRIAL_COLUMNS.values()]
-        texts = [name for name, text in zip(TRIAL_COLUMNS, is_text, strict=True) if text]
-        is_given = trials[texts].notna() & trials[texts].ne("")
-        trials[texts] = trials[texts].astype(object).where(is_given, None)
+        for name, kind in TRIAL_COLUMNS.items():
+            if kind not in NUMBERS or name == "seed":
+                texts = trials[name].astype(object)
+                trials[name] = texts.where(texts.notna() & (texts != ""), None)
         return trials
 
     @property
@@ -426,69 +424,95 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     headers, ambiguous = read_headers(cells)
     if metric not in headers:
         headers |= _find_metric(cells, metric)
-    if stage := headers.get("stage"):
-        index = cells.header.index(stage.title)
-        stages = [row[index].strip() for row in cells.rows]
-        if stages and not {"report", "tune"} & {*stages}:
-            reason = f"its cells are neither report nor tune, such as {_short(stages[0])}"
-            ambiguous[stage.title] = reason
-            del headers["stage"]
+    if reason := _why_no_stage(cells, headers):
+        ambiguous[headers.pop("stage").title] = reason
     texts = {
-        column: pd.Series([row[cells.header.index(header.title)] for row in cells.rows], dtype=str)
+        column: [row[cells.header.index(header.title)].strip() for row in cells.rows]
         for column, header in headers.items()
     }
-    rows = pd.DataFrame(index=range(len(cells.rows)))
-    unread: list[str] = []
-    for column in dict.fromkeys([*HEADERS, *headers]):
-        text = texts.get(column, pd.Series("", rows.index)).str.strip()
-        if _is_text(column):
-            rows[column] = text
-            continue
-        header = headers.get(column, Header(column, "", -1))
-        rows[column] = [read_number(column, header, cell) for cell in text]
-        words = PATTERNS["missing"]
-        if column in LOSSES or column == metric:
-            words = f"{words}|.*({PATTERNS['failed'].removeprefix('(?i)')}).*"
-        unread += [
-            f"{_short(cell)} ({_short(header.title)}, {cells.unit} {place})"
-            for cell, number, place in zip(text, rows[column], cells.numbers, strict=True)
-            if math.isnan(number) and not re.fullmatch(words, cell)
-        ]
-
+    rows, unread = _type_cells(cells, headers, texts, metric)
     is_own = {*cells.header} >= OWN_COLUMNS
-    measured = _measured_column(rows, headers, metric)
-    _read_states(rows, texts, measured)
-    reasons = _read_batch_sizes(rows, headers, texts)
-    is_stage = rows["stage"].isin(["", "report", "tune"])
-    reasons = reasons.mask(~is_stage & (reasons == ""), "its stage is neither report nor tune")
-    rows.index = pd.Index(cells.numbers)
-    reasons.index = rows.index
-    _find_repetitions(rows, reasons, cells.unit, is_own)
-
-    left_out = [f"{cells.unit} {number} ({reason})" for number, reason in reasons.items() if reason]
+    _read_states(rows, texts, _measured_column(rows, headers, metric))
+    sizes, reasons = _read_batch_sizes(rows, headers, texts)
+    rows["batch_size"] = sizes
+    for place, stage in enumerate(rows["stage"]):
+        if stage not in ("", "report", "tune"):
+            reasons[place] = reasons[place] or "its stage is neither report nor tune"
+    if not is_own:  # there each row has an id
+        _find_repetitions(rows, reasons, cells)
+    left_out = [
+        f"{cells.unit} {number} ({reason})"
+        for number, reason in zip(cells.numbers, reasons, strict=True)
+        if reason
+    ]
+    rows.index = pd.Index(cells.numbers, dtype=int)
     known = {header.title for header in headers.values()} | {*ambiguous}
     ignored = [
         title
-        for title, *column in zip(cells.header, *cells.rows, strict=True)
-        if title not in known and (title or any(column))
+        for place, title in enumerate(cells.header)
+        if title not in known and (title or any(row[place] for row in cells.rows))
     ]
-    remarks: list[str] = []
-    valid = headers.get("final_valid_loss")
-    if valid and "test" in valid.words.split():
-        remarks.append(f"The validation loss is that of the column {_short(valid.title)}")
     return Table(
         name=cells.name,
-        rows=rows[reasons == ""],
+        rows=rows[pd.Series([not reason for reason in reasons], rows.index, dtype=bool)],
         titles={column: header.title for column, header in headers.items()},
         is_own=is_own,
         unread=tuple(unread),
         left_out=(*cells.left_out, *left_out),
         ignored=tuple(ignored),
         ambiguous=tuple(f"{_short(title)} ({reason})" for title, reason in ambiguous.items()),
-        remarks=tuple(remarks),
+        remarks=tuple(_remarks(rows, headers)),
         metric=metric,
         unit=cells.unit,
     )
+
+
+def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:
+    """Return why a column stage is not read: it may count the stages of a training."""
+    if "stage" not in headers:
+        return ""
+    place = cells.header.index(headers["stage"].title)
+    stages = [row[place].strip() for row in cells.rows]
+    if not stages or {"report", "tune"} & {*stages}:
+        return ""
+    return f"its cells are neither report nor tune, such as {_short(stages[0])}"
+
+
+def _type_cells(
+    cells: TextTable, headers: Mapping[str, Header], texts: Mapping[str, list[str]], metric: str
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return numbers and texts of every column, and the cells that are not read."""
+    columns: dict[str, list[float] | list[str]] = {}
+    unread: list[str] = []
+    nothing = [""] * len(cells.rows)
+    for column in dict.fromkeys([*HEADERS, *headers]):
+        text = texts.get(column, nothing)
+        if _is_text(column):
+            columns[column] = text
+            continue
+        header = headers.get(column, Header(column, "", -1))
+        numbers = [read_number(column, header, cell) for cell in text]
+        columns[column] = numbers
+        is_loss = column in LOSSES or column == metric
+        for cell, number, place in zip(text, numbers, cells.numbers, strict=True):
+            is_word = re.fullmatch(PATTERNS["missing"], cell) is not None
+            if is_loss:  # a loss of NaN or OOM
+                is_word |= re.search(PATTERNS["failed"], cell) is not None
+            if math.isnan(number) and not is_word:
+                unread.append(f"{_short(cell)} ({_short(header.title)}, {cells.unit} {place})")
+    kinds = {column: "object" if _is_text(column) else "float64" for column in columns}
+    return pd.DataFrame(columns).astype(kinds), unread
+
+
+def _remarks(rows: pd.DataFrame, headers: Mapping[str, Header]) -> list[str]:
+    remarks = []
+    valid = headers.get("final_valid_loss")
+    if valid and "test" in valid.words.split():
+        remarks.append(f"The validation loss is that of the column {_short(valid.title)}")
+    size = headers.get("batch_size")
+    if size and _is_in_tokens(size) and rows["context_length"].isna().any():
+        remarks.append("Batch sizes are in tokens, because the context length is missing")
+    return remarks
 
 
 def _find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
@@ -511,39 +535,37 @@ def _measured_column(rows: pd.DataFrame, headers: Mapping[str, Header], metric: 
     return next((name for name in LOSSES if rows[name].notna().any()), None)
 
 
-def _read_states(rows: pd.DataFrame, texts: Mapping[str, pd.Series], measured: str | None) -> None:
+def _read_states(rows: pd.DataFrame, texts: Mapping[str, list[str]], measured: str | None) -> None:
     """Add state, cause, is_failed, has_diverged and is_out_of_memory; complete `status`.
 
     A word that is not known is no success.
     """
-    status = rows["status"]
+    complete = str(State.COMPLETE), ""
+    statuses = [str(text) for text in rows["status"]]
     if "cause" in rows:
-        status = (status + " " + rows["cause"]).str.strip()
-    outcomes = [read_state(text) for text in status]
-    if (str(State.COMPLETE), "") not in outcomes:  # the column names failures only, or is missing
-        complete = (str(State.COMPLETE), "")
-        outcomes = [
-            outcome if text else complete for outcome, text in zip(outcomes, status, strict=True)
-        ]
-    for loss in (texts[name] for name in dict.fromkeys([*LOSSES, measured]) if name in texts):
-        words = loss.where(loss.str.contains(PATTERNS["failed"]), "").str.strip()
-        for index, word in words[words != ""].items():  # a loss of NaN or OOM
-            if outcomes[index][0] in (State.COMPLETE, State.FAILED):
-                outcomes[index] = read_state(word)
-        is_new = words.str.lower() != status.str.lower()
-        status = (status + " " + words.where(is_new, "")).str.strip()
-    rows["status"] = status
+        causes = [str(cause) for cause in rows["cause"]]
+        statuses = [f"{a} {b}".strip() for a, b in zip(statuses, causes, strict=True)]
+    outcomes = [read_state(status) for status in statuses]
+    if complete not in outcomes:  # the column names failures only, or is missing
+        outcomes = [read_state(status) if status else complete for status in statuses]
+    losses = [name for name in dict.fromkeys([*LOSSES, measured or LOSSES[0]]) if name in texts]
+    for name in losses:
+        for place, text in enumerate(texts[name]):
+            if not re.search(PATTERNS["failed"], text):
+                continue
+            if outcomes[place][0] in (State.COMPLETE, State.FAILED):
+                outcomes[place] = read_state(text)
+            if text.lower() not in statuses[place].lower().split():
+                statuses[place] = f"{statuses[place]} {text}".strip()
+    rows["status"] = statuses
     rows["state"] = [state for state, _ in outcomes]
     rows["cause"] = [cause for _, cause in outcomes]
     rows["has_diverged"] = rows["cause"] == str(Cause.DIVERGED)
     rows["is_out_of_memory"] = rows["cause"] == str(Cause.OUT_OF_MEMORY)
-    rows["is_failed"] = rows["state"] != str(State.COMPLETE)
-    if measured:
-        rows["is_failed"] |= rows[measured].isna()
-    # A loss on the way is no result.
-    for name in dict.fromkeys([*LOSSES, measured]):
-        if name in rows:
-            rows[name] = rows[name].mask(rows["state"] != str(State.COMPLETE))
+    is_complete = rows["state"] == str(State.COMPLETE)
+    rows["is_failed"] = ~is_complete | (rows[measured].isna() if measured else False)
+    for name in losses:  # a loss on the way is no result
+        rows[name] = rows[name].where(is_complete)
 
 
 def read_state(text: str) -> tuple[str, str]:
@@ -566,65 +588,68 @@ def read_state(text: str) -> tuple[str, str]:
 
 
 def _read_batch_sizes(
-    rows: pd.DataFrame, headers: Mapping[str, Header], texts: Mapping[str, pd.Series]
-) -> pd.Series:
-    """Set the column batch_size, in sequences of a step; return why one is not known, or ""."""
-    reasons = pd.Series("", rows.index)
+    rows: pd.DataFrame, headers: Mapping[str, Header], texts: Mapping[str, list[str]]
+) -> tuple[list[float], list[str]]:
+    """Return batch sizes, in sequences of a step, and why one is not known, or ""."""
     header = headers.get("batch_size")
+    cells = texts.get("batch_size", [""] * len(rows))
+    sizes = rows["batch_size"].to_list()
+    contexts = rows["context_length"].to_list()
+    if header and _is_in_tokens(header):
+        triples = zip(cells, sizes, contexts, strict=True)
+        sizes = [_sequences(cell, header.unit, size, length) for cell, size, length in triples]
     is_total = header is not None and header.rank == 0
-    is_in_tokens = header is not None and re.search(r"\btok", _spaced(header.title)) is not None
     given = {name: headers[name].title for name in PARTS if name in headers}
-    for index, row in rows.iterrows():
-        text = texts["batch_size"][index].strip() if header else ""
-        size = row["batch_size"]
-        if is_in_tokens and not math.isnan(row["context_length"]):
-            scale = header.unit if header else ""
-            size = _sequences(text, scale, size, row["context_length"])
-        size, reason = _whole_batch(size, text, row, given, is_total)
-        rows.loc[index, "batch_size"] = size
-        reasons[index] = reason
-    return reasons
+    parts = rows[list(given)].to_dict("records")
+    known, reasons = list[float](), list[str]()
+    for cell, size, factors in zip(cells, sizes, parts, strict=True):
+        if not cell and len(given) == len(PARTS):
+            size = math.prod(factors.values())
+        reason = _why_unknown(size, cell, factors, given, is_total)
+        known.append(math.nan if reason else size)
+        reasons.append(reason)
+    return known, reasons
 
 
-def _whole_batch(
-    size: float, text: str, row: pd.Series, given: Mapping[str, str], is_total: bool
-) -> tuple[float, str]:
-    """Return the batch size of a step, or NaN and why it is not known.
+def _why_unknown(
+    size: float,
+    cell: str,
+    factors: Mapping[Hashable, float],
+    given: Mapping[str, str],
+    is_total: bool,
+) -> str:
+    """Return why the batch size of a step is not known; "" if it is.
 
-    `given` has the headers of PARTS; a batch size next to one of accumulation or devices, and to no
-    microbatch, may be either. Its product with them is not guessed.
+    `given` has the headers of PARTS, `factors` their numbers. A batch size next to a column of
+    accumulation or devices, and none of microbatches, may be either: no product is guessed.
     """
-    parts = {name: float(row[name]) for name in given}
-    product = math.prod(parts.values())
-    if math.isnan(size) and not text and len(given) == len(PARTS):
-        size = product
-    elif math.isnan(size) and not text and given:
-        lacking = ", ".join(name for name in PARTS if name not in given)
-        return math.nan, f"{_list([*given.values()])} without {lacking}"
-    elif "microbatch_size" not in given and not is_total and given and product != 1:
-        listed = _list([f"{title} {parts[name]:g}" for name, title in given.items()])
-        may_be = "may be that of a step or of one device and microbatch"
-        return math.nan, f"batch size {size:g} {may_be}, next to {listed}"
-    elif len(given) == len(PARTS) and not math.isnan(product) and size != product:
-        return (
-            math.nan,
-            f"batch size {size:g} is not {' × '.join(f'{n:g}' for n in parts.values())}",
-        )
+    is_whole = len(given) == len(PARTS)
+    product = math.prod(factors.values())
+    if not cell and given and not is_whole:
+        lacking = [name for name in PARTS if name not in given]
+        return f"{_list([*given.values()])} without {_list(lacking)}"
+    if not cell and not is_whole:
+        return "without a batch size"
     if math.isnan(size):
-        return (
-            size,
-            f"its batch size {_short(text)} is not read" if text else "without a batch size",
-        )
+        return f"its batch size {_short(cell)} is not read"
     if size < 1 or size % 1:
-        return math.nan, f"batch size {_short(text)} is no positive whole number"
-    return size, ""
+        return f"batch size {_short(cell)} is no positive whole number"
+    if given and "microbatch_size" not in given and not is_total and product != 1:
+        listed = _list([f"{title} {factors[name]:g}" for name, title in given.items()])
+        return f"batch size {size:g} may be that of a microbatch or of a step, next to {listed}"
+    if is_whole and not math.isnan(product) and size != product:
+        return f"batch size {size:g} is not {' × '.join(f'{n:g}' for n in factors.values())}"
+    return ""
 
 
 def _sequences(text: str, unit: str, tokens: float, context: float) -> float:
     """Return a batch size in tokens in sequences; NaN if it is not a whole number of them.
 
-    A k is 1,000 or 1,024: whichever gives a whole number, or a power of two if both do.
+    A k is 1,000 or 1,024: whichever gives a whole number, or a power of two if both do. Without a
+    context length the number stays one of tokens.
     """
+    if math.isnan(context):
+        return tokens
     match = re.search(r"\d\s*([kKMGB])(?![A-Za-z])", text)
     suffix = match[1] if match else unit[:1]
     power = {"K": 1, "M": 2, "G": 3, "B": 3}.get(suffix.upper(), 0)
@@ -635,29 +660,27 @@ def _sequences(text: str, unit: str, tokens: float, context: float) -> float:
     return chosen[0] if len(chosen) == 1 else math.nan
 
 
-def _find_repetitions(rows: pd.DataFrame, reasons: pd.Series, unit: str, is_own: bool) -> None:
+def _find_repetitions(rows: pd.DataFrame, reasons: list[str], cells: TextTable) -> None:
     """Leave out rows that nothing tells apart: they may be seeds, other settings or a mistake."""
-    if is_own:  # each has an id
-        return
-    with_result = rows[(reasons == "") & ~rows["is_failed"]]
+    is_known = pd.Series([not reason for reason in reasons], rows.index, dtype=bool)
+    with_result = rows[is_known & ~rows["is_failed"]]
     is_copy = with_result.duplicated()
-    for number in with_result.index[is_copy]:
-        reasons[number] = "it repeats another row"
-    keys = [name for name in (*SETTINGS, "seed") if name in with_result]
-    groups = with_result[~is_copy].groupby(keys, dropna=False)
-    for _, group in groups:
-        if len(group) < 2:
-            continue
-        first, second = group.index[:2]
-        has_seed = (group["seed"] != "").any()
-        for number in group.index:
-            other = first if number != first else second
-            what = "settings and seed" if has_seed else "settings, without a column seed,"
-            reasons[number] = f"it has the {what} of {unit} {other}"
+    for place in with_result.index[is_copy]:
+        reasons[int(place)] = "it repeats another row"
+    has_seed = bool((with_result["seed"] != "").any())
+    what = "the settings and the seed" if has_seed else "the settings, without a column seed,"
+    keys = [*SETTINGS, "seed"]
+    for _, group in with_result[~is_copy].groupby(keys, dropna=False):
+        places = [int(place) for place in group.index]
+        for place in places:
+            others = [other for other in places if other != place]
+            if others:
+                other = f"{cells.unit} {cells.numbers[others[0]]}"
+                reasons[place] = f"it has {what} of {other}"
 
 
-def _spaced(title: str) -> str:
-    return title.lower().replace("_", " ")
+def _is_in_tokens(header: Header) -> bool:
+    return re.search(r"\btok", header.title.lower().replace("_", " ")) is not None
 
 
 def _short(text: str) -> str:

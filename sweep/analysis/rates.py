@@ -58,8 +58,8 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
     if not counts.max() > 1:
         return ()
     if not is_own:
-        tried = trials[~trials["is_failed"] | trials["has_diverged"]]
-        counts = tried.groupby("batch_size")["learning_rate"].nunique()
+        is_tried = ~trials["is_failed"] | trials["has_diverged"]
+        counts = trials[is_tried].groupby("batch_size")["learning_rate"].nunique()
         trials = trials[trials["batch_size"].isin(counts.index[counts > 1])]
     rates = []
     for batch_size, group in trials.groupby("batch_size"):

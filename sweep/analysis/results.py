@@ -310,9 +310,15 @@ def _decide_policy(
     for index, (result, label) in enumerate([(result, result.label) for result in results]):
         decision, own = made.of(slice(*cells.slice_locs(label, label))), reports["label"] == label
         if np.isfinite(decision.mean).sum() > 1:
-            optimizer = result.optimizer
+            reasons, scope = about[label]
             answer = build_answer(
-                label, reports[own], decision, objective, *about[label], optimizer
+                label,
+                reports[own],
+                decision,
+                objective,
+                reasons,
+                scope,
+                optimizer=result.optimizer,
             )
             results[index] = replace(result, decision=decision, answer=answer)
             answered.append((float(np.nanmin(decision.best_estimate)), index, answer))

@@ -141,7 +141,7 @@ def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written)
         (lambda t: pd.concat([t, t]), "row 30 .it repeats another row"),
         (
             lambda t: pd.concat([t, t.assign(final_valid_loss=t["final_valid_loss"] + 1)]),
-            "row 0 .it has the settings and seed of row 30",
+            "row 0 .it has the settings and the seed of row 30",
         ),
         (
             lambda t: t.assign(learning_rate=[*np.linspace(1, 2, len(t))]),
