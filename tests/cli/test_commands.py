@@ -374,7 +374,9 @@ PUBLISHED = Path(__file__).parents[1] / "analysis" / "tinystories-sweep.csv"
 def test_audit_prints_findings_and_remedies_and_exits_0_whatever_it_finds(call, tmp_path):
     code, out = call("audit", PUBLISHED, "--json")
     document = json.loads(out)
-    assert code == 0 and document.keys() == {"findings", "not_checked", "notes"}
+    assert code == 0 and document.keys() == {"findings", "not_checked", "notes", "tables"}
+    (table,) = document["tables"]
+    assert table["rows"] == {"with_result": 6, "failed": 1, "left_out": 0}
     for finding in document["findings"]:
         assert finding.keys() == {"code", "rows", "message", "remedy"}
         assert all(isinstance(batch, int) for batch in finding["rows"])
@@ -436,4 +438,4 @@ def test_a_table_and_a_folder_are_answered(call, tmp_path):
 
 
 def test_a_table_that_cannot_be_answered_is_refused(refuse):
-    assert "must be a CSV file" in refuse("answer", "nothing.csv")
+    assert "must be a .csv or .md file" in refuse("answer", "nothing.csv")
