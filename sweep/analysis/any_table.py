@@ -51,7 +51,7 @@ SETTINGS = (
     *("token_budget", "steps", "weight_decay", "adam_beta2"),
 )
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
-MOST_LISTED = 5  # cells, rows or columns that a note lists
+MOST_LISTED = 5  # cells or rows that a note lists
 MOST_CELL_CHARACTERS = 60  # of a cell or header, in a note
 
 
@@ -144,7 +144,7 @@ class Table:
         if self.unread:
             notes.append(f"Cells not read ({len(self.unread)}): {_list(self.unread)}.")
         if self.ignored:
-            notes.append(f"Columns ignored: {', '.join(map(_short, self.ignored))}.")
+            notes.append(f"Columns ignored: {', '.join(map(short_text, self.ignored))}.")
         return notes
 
 
@@ -178,6 +178,14 @@ def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
         names = ", ".join(table.name for table in tables) or "none"
         raise SweepError(f"{source} must hold one table, got {names}. Give each a file of its own.")
     return tables[0]
+
+
+def short_text(text: str) -> str:
+    """Return a header or a cell as a message shows it: in one line, and not too long."""
+    plain = printable(" ".join(text.split()))
+    if len(plain) <= MOST_CELL_CHARACTERS:
+        return plain
+    return f"{plain[:MOST_CELL_CHARACTERS]}…"
 
 
 # ---- files and cells --------------------------------------------------------------------------
@@ -460,7 +468,7 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         unread=tuple(unread),
         left_out=(*cells.left_out, *left_out),
         ignored=tuple(ignored),
-        ambiguous=tuple(f"{_short(title)} ({reason})" for title, reason in ambiguous.items()),
+        ambiguous=tuple(f"{short_text(title)} ({reason})" for title, reason in ambiguous.items()),
         remarks=tuple(_remarks(rows, headers)),
         metric=metric,
         unit=cells.unit,
@@ -475,7 +483,7 @@ def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:
     stages = [row[place].strip() for row in cells.rows]
     if not stages or {"report", "tune"} & {*stages}:
         return ""
-    return f"its cells are neither report nor tune, such as {_short(stages[0])}"
+    return f"its cells are neither report nor tune, such as {short_text(stages[0])}"
 
 
 def _type_cells(
@@ -499,7 +507,9 @@ def _type_cells(
             if is_loss:  # a loss of NaN or OOM
                 is_word |= re.search(PATTERNS["failed"], cell) is not None
             if math.isnan(number) and not is_word:
-                unread.append(f"{_short(cell)} ({_short(header.title)}, {cells.unit} {place})")
+                unread.append(
+                    f"{short_text(cell)} ({short_text(header.title)}, {cells.unit} {place})"
+                )
     kinds = {column: "object" if _is_text(column) else "float64" for column in columns}
     return pd.DataFrame(columns).astype(kinds), unread
 
@@ -508,7 +518,7 @@ def _remarks(rows: pd.DataFrame, headers: Mapping[str, Header]) -> list[str]:
     remarks = []
     valid = headers.get("final_valid_loss")
     if valid and "test" in valid.words.split():
-        remarks.append(f"The validation loss is that of the column {_short(valid.title)}")
+        remarks.append(f"The validation loss is that of the column {short_text(valid.title)}")
     size = headers.get("batch_size")
     if size and _is_in_tokens(size) and rows["context_length"].isna().any():
         remarks.append("Batch sizes are in tokens, because the context length is missing")
@@ -631,9 +641,9 @@ def _why_unknown(
     if not cell and not is_whole:
         return "without a batch size"
     if math.isnan(size):
-        return f"its batch size {_short(cell)} is not read"
+        return f"its batch size {short_text(cell)} is not read"
     if size < 1 or size % 1:
-        return f"batch size {_short(cell)} is no positive whole number"
+        return f"batch size {short_text(cell)} is no positive whole number"
     if given and "microbatch_size" not in given and not is_total and product != 1:
         listed = _list([f"{title} {factors[name]:g}" for name, title in given.items()])
         return f"batch size {size:g} may be that of a microbatch or of a step, next to {listed}"
@@ -681,13 +691,6 @@ def _find_repetitions(rows: pd.DataFrame, reasons: list[str], cells: TextTable) 
 
 def _is_in_tokens(header: Header) -> bool:
     return re.search(r"\btok", header.title.lower().replace("_", " ")) is not None
-
-
-def _short(text: str) -> str:
-    plain = printable(" ".join(text.split()))
-    if len(plain) <= MOST_CELL_CHARACTERS:
-        return plain
-    return f"{plain[:MOST_CELL_CHARACTERS]}…"
 
 
 def _list(texts: Sequence[str], separator: str = ", ") -> str:

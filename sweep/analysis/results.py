@@ -13,7 +13,7 @@ import pandas as pd
 
 from sweep.analysis import checks, frames
 from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
-from sweep.analysis.any_table import Table, read_one_table
+from sweep.analysis.any_table import Table, read_one_table, short_text
 from sweep.analysis.checks import Check
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.rates import TunedRate
@@ -227,7 +227,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
         if is_broken.any():
             value = trials.loc[is_broken, rule.partition(" ")[0]].iloc[0]
             where = f"{table.unit} {is_broken.idxmax()}"
-            raise SweepError(f"{rule}, got {str(value)[:100]} in {where}. Correct it.")
+            raise SweepError(f"{rule}, got {short_text(str(value))} in {where}. Correct it.")
     if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
