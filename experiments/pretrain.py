@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sweep.config.hub import weights_folder
 from sweep.config.trial import TrialConfig
-from sweep.data.sources import needs_datasets
+from sweep.data.sources import is_table
 from sweep.data.tokens import (
     TextTokenizer,
     TokenizedText,
@@ -92,7 +92,7 @@ class LanguageWorkload(Workload):
             return None
         if text := find_prepared(data, tokenizer, verify=True):
             return text
-        if needs_datasets(data):
+        if is_table(data):
             problem = "the data is not tokenized here, or its tokens are damaged"
             raise SweepError(f"{problem}. Run `sweep data prepare` first.")
         return prepare_data(data, config.data_path, tokenizer, print, config.init_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face
-from sweep.data.sources import Reader, read_text
+from sweep.data.plain_text import Reader, read_text
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir
 

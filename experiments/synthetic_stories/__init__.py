@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sweep.config import read_toml
-from sweep.data.sources import Piece, Reader
+from sweep.data.plain_text import Piece, Reader
 from sweep.errors import SweepError
 
 GRAMMAR_VERSION = 1

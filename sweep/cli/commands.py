@@ -522,15 +522,19 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
     """
     from sweep.config.experiment import load_experiment
     from sweep.config.trial import tokenizer_of
+    from sweep.data.describe import data_lines, describe_data, summarize_data
     from sweep.data.sources import identify_data
-    from sweep.data.tokens import describe_data, prepare_data
+    from sweep.data.tokens import prepare_data
 
     experiment = load_experiment(overrides={"data": source, **settings})
     tokenizer, column = tokenizer_of(experiment), experiment.text_column
     assert tokenizer, "the experiment has data"
     if action == "prepare":
         prepare_data(identify_data(source, column), source, tokenizer, partial(echo, err=True))
-    print_document(describe_data(source, tokenizer, column), json)
+    document = describe_data(source, tokenizer, column)
+    for line in data_lines(summarize_data(document["identity"], source, tokenizer)):
+        say(line, to_stderr=True)
+    print_document(document, json)
 
 
 @click.command()

@@ -12,6 +12,8 @@ from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.experiment import Cell
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
+from sweep.config.trial import tokenizer_of
+from sweep.data.describe import data_lines, summarize_data
 from sweep.errors import printable
 from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
@@ -100,11 +102,21 @@ def print_plan(
         notes["Device-hours"] = f"{cost['device_hours']:.4g}"
         notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
     notes |= _internal_notes(plan) if is_verbose else {}
-    say("\n".join(f"{subject}: {text}" for subject, text in notes.items() if text), to_stderr)
+    note_lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
+    say("\n".join([*_data_lines(planned), *note_lines]), to_stderr)
     if command := answering_command(plan):
         say("This plan cannot tell which batch size is best. The command that can:", to_stderr)
         echo(f"  {command}", err=to_stderr)
     echo("", err=to_stderr)
+
+
+def _data_lines(planned: Planned) -> list[str]:
+    """Return what is read of the user's files or of a data set of the hub, and what is not."""
+    plan = planned.request.folder.located(planned.plan)
+    tokenizer = tokenizer_of(plan.settings)
+    if plan.data is None or tokenizer is None or plan.data["name"] not in ("path", "hf"):
+        return []
+    return data_lines(summarize_data(plan.data, plan.data_path, tokenizer))
 
 
 def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:

@@ -2,7 +2,8 @@
 
     tokens/<key>/  train.bin  valid.bin  little-endian uint16 (vocabulary ≤ 65,536) or uint32
                    tokenizer.json        except for bytes
-                   data.json             counts and hashes; written last
+                   data.json             counts, also of each file that was read, and hashes;
+                                         written last
 
 A tokenizer is byte-level BPE by the library `tokenizers`, a pretrained model's, or plain bytes. A
 separator ends each document: a pretrained tokenizer's end-of-text id, otherwise id 0.
@@ -11,8 +12,9 @@ separator ends each document: a pretrained tokenizer's end-of-text id, otherwise
 import fcntl
 import os
 import shutil
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from sweep.config import sha256_of_file
 from sweep.config.hub import model_folder
 from sweep.config.trial import TokenizerSettings
 from sweep.data import sources
+from sweep.data.plain_text import SEPARATOR, Piece
 from sweep.errors import SweepError, user_code
 from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
 
 TOKENIZER = "tokenizer.json"
-TOKENS_FORMAT = 3
+TOKENS_FORMAT = 4  # of the files, and of how texts are read
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
@@ -84,7 +87,7 @@ def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> 
     return path
 
 
-def train_bpe(pieces: Iterable[sources.Piece], vocabulary: int, path: Path) -> None:
+def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     def first_texts() -> Iterator[str]:
@@ -100,7 +103,7 @@ def train_bpe(pieces: Iterable[sources.Piece], vocabulary: int, path: Path) -> N
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[sources.SEPARATOR],
+        special_tokens=[SEPARATOR],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -117,6 +120,7 @@ class TokenizedText:
     valid_documents: int
     valid_bytes: int  # UTF-8 bytes of the documents, without separators
     end: int  # id that ends each document
+    counts: dict[str, Any]  # of data.json
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -135,7 +139,7 @@ def find_prepared(
     identity: dict[str, Any], tokenizer: TokenizerSettings, verify: bool = False
 ) -> TokenizedText | None:
     """Return the prepared data if the cache has them, with intact files if `verify`."""
-    folder = _folder(identity, tokenizer)
+    folder = prepared_folder(identity, tokenizer)
     try:
         data = read_json(folder / "data.json")
         if data.get("key") != folder.name:
@@ -150,8 +154,16 @@ def find_prepared(
     except (OSError, SweepError, ValueError):  # absent or damaged
         return None
     path = folder / TOKENIZER if tokenizer.kind != "bytes" else None
-    names = ("train_documents", "valid_documents", "valid_bytes", "end")
-    return TokenizedText(train, valid, path, *(data[name] for name in names))
+    return TokenizedText(
+        train=train,
+        valid=valid,
+        tokenizer_path=path,
+        train_documents=data["train_documents"],
+        valid_documents=data["valid_documents"],
+        valid_bytes=data["valid_bytes"],
+        end=data["end"],
+        counts=data,
+    )
 
 
 def prepare_data(
@@ -165,7 +177,7 @@ def prepare_data(
     check_tokenizer(tokenizer)
     if text := find_prepared(identity, tokenizer, verify=True):
         return text
-    folder = _folder(identity, tokenizer)
+    folder = prepared_folder(identity, tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f"{folder.name}.lock").open("a") as lock:
@@ -178,8 +190,8 @@ def prepare_data(
             folder.mkdir()
             try:
                 on_progress("Reading the data")
-                readers = sources.open_data(identity, path)
-                _write(readers, tokenizer, pretrained, folder, on_progress)
+                opened = sources.open_data(identity, path)
+                _write(opened, tokenizer, pretrained, folder, on_progress)
                 sources.check_unchanged(identity, path)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -192,7 +204,7 @@ def prepare_data(
 
 
 def _write(
-    readers: dict[str, sources.Reader],
+    opened: sources.OpenData,
     settings: TokenizerSettings,
     pretrained: str | Path | None,
     folder: Path,
@@ -203,22 +215,41 @@ def _write(
         shutil.copyfile(pretrained_path(pretrained, settings), folder / TOKENIZER)
     elif settings.kind == "bpe":
         on_progress("Training the tokenizer")
-        train_bpe(readers["train"](), settings.vocabulary, folder / TOKENIZER)
+        train_bpe(opened.readers["train"](), settings.vocabulary, folder / TOKENIZER)
     tokenizer = TextTokenizer(path, settings.end, settings.vocabulary)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
-    data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
+    data: dict[str, Any] = {
+        "dtype": dtype,
+        "vocabulary_used": tokenizer.vocabulary_used,
+        "end": settings.end,
+    }
+    hashes = {split: array("Q") for split in sources.SPLITS}
     for split in sources.SPLITS:
         on_progress(f"Tokenizing {split}")
-        counts = write_tokens(readers[split](), tokenizer, folder / f"{split}.bin", dtype)
+        pieces = sources.hash_documents(opened.readers[split](), hashes[split])
+        counts = write_tokens(pieces, tokenizer, folder / f"{split}.bin", dtype)
         if counts["documents"] == 0:
-            raise SweepError(f"the {split} data must hold a document, got none.")
+            raise SweepError(_no_document(split, opened.counted.get(split)))
         data |= {f"{split}_{name}": count for name, count in counts.items()}
+    in_train = np.isin(np.array(hashes["valid"]), np.array(hashes["train"]))
+    data["valid_documents_in_train"] = int(in_train.sum())
+    # By role. Names and what is left out are those of this folder; others may share the tokens.
+    data["files"] = {
+        role: [asdict(tally) for tally in reader.tallies] for role, reader in opened.counted.items()
+    }
+    data["left_out"] = opened.left_out
     files = {file.name: sha256_of_file(file) for file in sorted(folder.iterdir())}
     write_json(folder / "data.json", {**data, "key": folder.name, "sha256_of_files": files})
 
 
+def _no_document(split: str, reader: sources.CountedReader | None) -> str:
+    rows = sum(tally.empty for tally in reader.tallies) if reader else 0
+    got = f"got {rows} that are all empty" if rows else "got none"
+    return f"the {split} data must hold a document, {got}. Add one."
+
+
 def write_tokens(
-    pieces: Iterable[sources.Piece], tokenizer: TextTokenizer, path: Path, dtype: str
+    pieces: Iterable[Piece], tokenizer: TextTokenizer, path: Path, dtype: str
 ) -> dict[str, int]:
     counts = dict.fromkeys(("tokens", "documents", "bytes"), 0)
     separator = np.array([tokenizer.end], dtype).tobytes()
@@ -235,8 +266,8 @@ def write_tokens(
     return counts
 
 
-def _batches(pieces: Iterable[sources.Piece]) -> Iterator[list[sources.Piece]]:
-    batch, characters = list[sources.Piece](), 0
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch, characters = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece.text)
@@ -247,23 +278,7 @@ def _batches(pieces: Iterable[sources.Piece]) -> Iterator[list[sources.Piece]]:
     yield batch
 
 
-def describe_data(
-    source: str, tokenizer: TokenizerSettings, column: str = sources.TEXT
-) -> dict[str, Any]:
-    identity = sources.identify_data(source, column)
-    text = find_prepared(identity, tokenizer)
-    folder = _folder(identity, tokenizer)
-    return {
-        "source": source,
-        "identity": identity,
-        "tokenizer": tokenizer.model_dump(),
-        "prepared": text is not None,
-        "folder": str(folder),
-        "counts": read_json(folder / "data.json") if text else None,
-    }
-
-
-def _folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
+def prepared_folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
     settings = tokenizer.model_dump() if tokenizer.kind != "bytes" else {"kind": "bytes"}
     key = {"identity": identity, "tokenizer": settings, "format": TOKENS_FORMAT}
     return cache_dir() / "tokens" / sha256_of(key)[:24]

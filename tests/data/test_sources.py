@@ -7,7 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from sweep.data import sources
+from sweep.data import plain_text
+from sweep.data.plain_text import read_text
 from sweep.data.sources import (
     SPLIT_RULE,
     find_files,
@@ -15,7 +16,6 @@ from sweep.data.sources import (
     is_path,
     open_data,
     read_files,
-    read_text,
 )
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
@@ -35,7 +35,7 @@ def put(folder, **files):
 
 
 def roles(source):
-    return {role: [path.name for path in paths] for role, paths in find_files(source).items()}
+    return {role: [path.name for path in paths] for role, paths in find_files(source).roles.items()}
 
 
 def test_built_in_sets_are_identified_without_network_or_disk(cache):
@@ -119,7 +119,7 @@ HUB = """
 from sweep.data.sources import identify_data, open_data
 try:
     identity = identify_data("hf:someone/stories")
-    readers = open_data(identity, None)
+    readers = open_data(identity, None).readers
     texts = {split: [piece.text for piece in read()] for split, read in readers.items()}
     print(json.dumps([identity, texts]))
 except SweepError as error:
@@ -197,7 +197,7 @@ def test_copied_files_of_tinystories_are_checked_and_read_without_network(cache,
     monkeypatch.setattr(tinystories, "SHA256", {"train": digest, "valid": digest})
     for split in ("train", "valid"):
         put(cache / "tinystories", **{f"TinyStoriesV2-GPT4-{split}.txt": CONTENT})
-    readers = open_data(identify_data("tinystories"), None)
+    readers = open_data(identify_data("tinystories"), None).readers
     assert [len(list(readers[split]())) for split in ("train", "valid")] == [500, 500]
     put(cache / "tinystories", **{TRAIN_FILE: CONTENT.replace(b"cat", b"bat")})
     with pytest.raises(SweepError, match="sha256"):
@@ -218,7 +218,7 @@ def write_table(path, texts):
 def test_every_row_of_a_table_is_a_document(tmp_path, name):
     texts = ["NA", "007", " with spaces\n", *STORIES]
     write_table(tmp_path / name, texts)
-    pieces = list(read_files([tmp_path / name]))
+    pieces = list(read_files([tmp_path / name])())
     assert [piece.text for piece in pieces] == [text.strip() for text in texts]
     assert all(piece.ends_document for piece in pieces)
 
@@ -232,7 +232,7 @@ def test_a_column_of_a_table_is_part_of_the_identity_unless_it_is_text(tmp_path,
     identity = identify_data(str(path), "id")
     assert identity == plain | {"column": "id"}
     if name == "a.csv":  # its numbers are texts
-        readers = open_data(identity, str(path))
+        readers = open_data(identity, str(path)).readers
         texts = [piece.text for split in ("train", "valid") for piece in readers[split]()]
         assert sorted(texts, key=int) == [str(i) for i in range(len(STORIES) + 2)]
     with pytest.raises(SweepError, match="must have the column 'story', got id, text"):
@@ -281,7 +281,7 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def fail(*_, **options):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(sources, "open", fail, raising=False)
+    monkeypatch.setattr(plain_text, "open", fail, raising=False)
     with pytest.raises(SweepError, match=r"a\.txt.*Input/output error"):
         find_files(str(write(tmp_path / "a.txt", TEXT)))
 
@@ -333,7 +333,7 @@ def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path
 
 
 def split_of(path):
-    readers = open_data(identify_data(str(path)), str(path))
+    readers = open_data(identify_data(str(path)), str(path)).readers
     return documents(readers["train"]()), documents(readers["valid"]())
 
 

@@ -10,12 +10,13 @@ import pytest
 
 from sweep.config.trial import TokenizerSettings
 from sweep.data import tokens
-from sweep.data.sources import Piece, identify_data, read_text
+from sweep.data.describe import describe_data
+from sweep.data.plain_text import Piece, read_text
+from sweep.data.sources import identify_data
 from sweep.data.tokens import (
     SequenceStream,
     TextTokenizer,
     check_tokenizer,
-    describe_data,
     find_prepared,
     prepare_data,
     train_bpe,

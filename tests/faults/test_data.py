@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sweep.config.trial import TokenizerSettings
-from sweep.data import sources
+from sweep.data import plain_text, tables
+from sweep.data.describe import describe_data
 from sweep.data.sources import identify_data
-from sweep.data.tokens import describe_data, prepare_data
+from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from tests.faults.damage import WRONG_BYTES, damage
 
@@ -90,7 +91,7 @@ def test_a_text_that_changes_while_it_is_tokenized_is_noticed(text):
 
 @pytest.mark.fault("text too large for its file")
 def test_a_text_that_expands_without_end_is_refused(text, count, monkeypatch):
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 1 << 20)
     path = text.with_name("bomb.txt.gz")
     with gzip.open(path, "wt") as file:
         file.writelines(f"{i % 2} {'a' * 2**16}\n<|endoftext|>\n" for i in range(200))
@@ -102,7 +103,7 @@ def test_a_text_that_expands_without_end_is_refused(text, count, monkeypatch):
 @pytest.mark.fault("text too large for its file")
 @pytest.mark.parametrize("name", ["bomb.parquet", "bomb.jsonl.gz"])
 def test_a_table_that_expands_without_end_is_refused(text, count, monkeypatch, name):
-    monkeypatch.setattr(sources, "MAX_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 1 << 20)
     path = text.with_name(name)
     if name.endswith("parquet"):
         columns = pa.table({"text": ["a" * 2**16 + str(number % 2) for number in range(200)]})
@@ -117,7 +118,7 @@ def test_a_table_that_expands_without_end_is_refused(text, count, monkeypatch, n
 @pytest.mark.fault("text too large for its file")
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_a_line_that_is_too_long_is_refused(text, count, monkeypatch, suffix):
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(tables, "MAX_LINE_CHARACTERS", 1 << 16)
     path = text.with_name(f"long{suffix}")
     lines = [json.dumps({"text": "short"}), json.dumps({"text": "a" * 2**17})]
     opener = gzip.open if suffix.endswith("gz") else open

@@ -1,0 +1,149 @@
+"""Describe data: what is read, how many rows and documents, what is left out, and why."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sweep.config.trial import TokenizerSettings
+from sweep.data.files import TEXT_ROLE, format_of, has_text_suffix, locate_files, name_list
+from sweep.data.plain_text import SEPARATOR, Tally
+from sweep.data.sources import TEXT, identify_data
+from sweep.data.tokens import find_prepared, prepared_folder
+
+KEYS = ("files", "left_out")  # of the prepared counts; shown with the names of this folder
+
+
+@dataclass(frozen=True)
+class FileSummary:
+    """A file of a folder, or a split of the hub; without numbers until it is prepared."""
+
+    file: str
+    role: str  # train, valid, or text: to be split
+    format: str | None  # text, or that of a table; None for a split of the hub
+    rows: int | None = None  # of plain text: the texts between separators
+    documents: int | None = None
+    empty: int | None = None
+    inner_separators: int | None = None
+    looks_like: str | None = None
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    files: list[FileSummary]
+    left_out: dict[str, str]  # reasons by name
+    notes: list[str]  # sentences about what may not be meant
+
+
+def summarize_data(
+    identity: dict[str, Any], source: str | None, tokenizer: TokenizerSettings
+) -> DataSummary:
+    """Return what is read of a source, with numbers if it is prepared, and what is left out."""
+    prepared = find_prepared(identity, tokenizer)
+    counts = prepared.counts if prepared else {}
+    tallies = {
+        role: [Tally(**tally) for tally in role_tallies]
+        for role, role_tallies in counts.get("files", {}).items()
+    }
+    notes: list[str] = []
+    if identity["name"] == "path" and source is not None:
+        located = locate_files(source)
+        left_out = located.left_out
+        notes += located.notes
+        files = []
+        for role, paths in located.roles.items():
+            of_role = tallies.get(role, [None] * len(paths))
+            files += [_summarize(path, role, t) for path, t in zip(paths, of_role, strict=True)]
+    else:  # a split of the hub has the name that it was read by
+        left_out = counts.get("left_out", {})
+        files = [
+            _summarize(tally.name, role, tally)
+            for role, role_tallies in tallies.items()
+            for tally in role_tallies
+        ]
+    notes += _notes(files)
+    if common := counts.get("valid_documents_in_train"):
+        total = counts["valid_documents"]
+        notes.append(f"{common:,} of {total:,} validation documents are also training documents.")
+    return DataSummary(files, left_out, notes)
+
+
+def _summarize(file: Path | str, role: str, tally: Tally | None) -> FileSummary:
+    name = file.name if isinstance(file, Path) else file
+    file_format = format_of(file) if isinstance(file, Path) else None
+    if tally is None:
+        return FileSummary(name, role, file_format)
+    return FileSummary(
+        file=name,
+        role=role,
+        format=file_format,
+        rows=tally.documents + tally.empty,
+        documents=tally.documents,
+        empty=tally.empty,
+        inner_separators=tally.inner_separators,
+        looks_like=tally.looks_like,
+    )
+
+
+def _notes(files: Sequence[FileSummary]) -> list[str]:
+    notes = []
+    texts = [file for file in files if file.format == TEXT_ROLE]
+    if unknown := [file.file for file in texts if not has_text_suffix(file.file)]:
+        notes.append(f"Read as plain text, whatever the name says: {name_list(unknown)}.")
+    for kind in dict.fromkeys(file.looks_like for file in texts if file.looks_like):
+        names = name_list([file.file for file in texts if file.looks_like == kind])
+        notes.append(f"Read as plain text, but looks like {kind}: {names}.")
+    if divided := [file for file in files if file.inner_separators]:
+        total = sum(file.inner_separators or 0 for file in divided)
+        names = name_list([file.file for file in divided])
+        notes.append(
+            f"{SEPARATOR} occurs {total:,} times inside lines of {names}, where it is ordinary "
+            "text. Put it on lines of its own if it separates documents."
+        )
+    return notes
+
+
+def data_lines(summary: DataSummary) -> list[str]:
+    """Return lines for people: one per role, what is left out, and notes."""
+    lines = []
+    for role in dict.fromkeys(file.role for file in summary.files):
+        files = [file for file in summary.files if file.role == role]
+        subject = "Data, to be split" if role == TEXT_ROLE else f"Data, {role}"
+        text = name_list([f"{file.file} ({_numbers([file])})" for file in files], 6, 160)
+        if len(files) > 1:
+            text = f"{len(files):,} files ({_numbers(files)}): {text}"
+        lines.append(f"{subject}: {text}")
+    if summary.left_out:
+        reasons = [f"{name} ({reason})" for name, reason in summary.left_out.items()]
+        lines.append(f"Data left out: {name_list(reasons, 6, 160)}")
+    lines += [f"Data: {note}" for note in summary.notes]
+    return lines
+
+
+def _numbers(files: Sequence[FileSummary]) -> str:
+    if any(file.rows is None for file in files):
+        return "not read yet"
+    rows, documents, empty = 0, 0, 0
+    for file in files:
+        rows += file.rows or 0
+        documents += file.documents or 0
+        empty += file.empty or 0
+    return f"{rows:,} rows read, {documents:,} documents, {empty:,} empty"
+
+
+def describe_data(source: str, tokenizer: TokenizerSettings, column: str = TEXT) -> dict[str, Any]:
+    """Return the document of `sweep data`; `counts` are those of prepared data."""
+    identity = identify_data(source, column)
+    prepared = find_prepared(identity, tokenizer)
+    counts = None
+    if prepared is not None:
+        counts = {key: value for key, value in prepared.counts.items() if key not in KEYS}
+    return {
+        "source": source,
+        "identity": identity,
+        "tokenizer": tokenizer.model_dump(),
+        "prepared": prepared is not None,
+        "folder": str(prepared_folder(identity, tokenizer)),
+        "counts": counts,
+        **asdict(summarize_data(identity, source, tokenizer)),
+    }
