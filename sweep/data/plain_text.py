@@ -217,7 +217,7 @@ def _find_bad_byte(path: Path) -> tuple[str, int]:
             if index >= 0:
                 line += content.count(b"\n", 0, index)
                 position = size - len(pending) + index + 1
-                return f"line {line}, byte {position:,} of the file", content[index]
+                return f"line {line:,} (byte {position:,} of the file)", content[index]
             assert block, "the caller has seen a byte that is not UTF-8"
             line += block.count(b"\n")
             size += len(block)

@@ -176,6 +176,9 @@ def _open_hub(
     counted = {}
     for role, split in chosen.items():
         rows = splits[split]
+        if rows.info.builder_name == "csv":  # `datasets` guesses types, and shifts long rows
+            remedy = f"Download it (hf download --repo-type dataset {repository}), name its folder."
+            raise SweepError(f"{name} must hold JSON, Parquet or text, got CSV. {remedy}")
         part = f"{rows.info.config_name}/{split}"
         counted[role] = CountedReader({part: partial(read_split, rows, name, column)})
     others = [split for split in splits if split not in chosen.values()]

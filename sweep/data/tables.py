@@ -28,6 +28,7 @@ MAX_LINE_CHARACTERS = 1 << 26  # of a JSON or CSV file
 MAX_ARRAY_CHARACTERS = 1 << 28  # of a file that is one JSON array, which is parsed as a whole
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 OTHER_DELIMITERS = (";", "\t", ",", "|")
+QUOTE = "Put texts with separators, quotes or line breaks into double quotes."
 BATCH_ROWS = 100
 TEXT_TYPES = ("string", "large_string", "string_view")  # of Arrow
 
@@ -152,8 +153,10 @@ def _parse_json(text: str, name: str, place: str | None = None) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_names)
     except json.JSONDecodeError as error:
-        where = place or f"line {error.lineno}"
-        raise refuse(name, where, f"{error.msg}, character {error.colno}") from error
+        if place is None:
+            reason = f"{error.msg}, character {error.colno}"
+            raise refuse(name, f"line {error.lineno}", reason) from error
+        raise refuse(name, place, f"{error.msg}, character {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:  # a repeated name, a huge number, deep nesting
         raise refuse(name, place or "its array", str(error)) from error
 
@@ -185,8 +188,7 @@ def _delimited_texts(path: Path, column: str, name: str, delimiter: str) -> Text
         fields = row or [""]
         if len(fields) != len(header):
             problem = f"a row must have {len(header)} fields like the header, got {len(fields)}"
-            remedy = "Put texts with separators or line breaks into double quotes."
-            raise refuse(name, place, problem, remedy)
+            raise refuse(name, place, problem, QUOTE)
         yield place, fields[index]
 
 
@@ -210,7 +212,8 @@ def _next_row(reader: Any, name: str) -> list[str] | None:
         place = f"line {first_line}"
         if reader.line_num > first_line:
             place = f"lines {first_line} to {reader.line_num}"
-        raise refuse(name, place, str(error), "Correct its quotes.") from error
+        reason = str(error).partition(" - ")[0]  # the rest is for programmers
+        raise refuse(name, place, reason, QUOTE) from error
     finally:
         csv.field_size_limit(limit)
     return row

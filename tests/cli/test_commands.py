@@ -287,6 +287,27 @@ def test_data_prepare_and_info(call, tmp_path):
     assert code == 0 and "sha256" in out
 
 
+def test_data_and_plan_show_what_is_read_and_what_is_left_out(call, capsys, tmp_path):
+    lines = [{"text": f"story number {i}, long enough"} for i in range(60)]
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "train_data.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"text": " "}])))
+    (folder / "val_data.txt").write_text("a long story<|endoftext|> " * 20)
+    (folder / "test.txt").write_text("never read")
+    flags = ("--tokenizer", "bytes", "--vocabulary", "256")
+    words = ("61 rows read, 60 documents, 1 empty", "test.txt (named like test data)", "20 times")
+    plan = ("plan", "quick", "--data", folder, *flags, "--batches", "4", "--budget", "8k")
+    plan = (*plan, "--device", "cpu", "--out", tmp_path / "s")
+    code, shown = call(*plan)
+    assert code == 0 and "not read yet" in shown and words[1] in shown
+    code, out = call("data", "prepare", folder, *flags, "--json")
+    document = json.loads(out)
+    assert code == 0 and [file["role"] for file in document["files"]] == ["train", "valid"]
+    assert document["left_out"].keys() == {"test.txt"}
+    code, shown = call(*plan)
+    assert code == 0 and all(word in " ".join(shown.split()) for word in words)
+
+
 def test_the_plan_names_the_hashed_code_and_a_range_of_times(call, tmp_path):
     build = "def build(vocabulary, context): return torch.nn.Embedding(vocabulary, vocabulary)\n"
     (tmp_path / "planned_model.py").write_text(f"import torch\n{build}")

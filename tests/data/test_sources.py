@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -152,6 +153,57 @@ def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub):
     _, texts = hub.run(HUB)
     assert sorted(texts["train"] + texts["valid"]) == sorted(STORIES)
     assert len(texts["valid"]) == 10
+
+
+HUB_SUMMARY = """
+from dataclasses import asdict
+from sweep.config.trial import TokenizerSettings
+from sweep.data.describe import summarize_data
+from sweep.data.sources import identify_data
+from sweep.data.tokens import prepare_data
+try:
+    identity = identify_data("hf:someone/stories")
+    tokenizer = TokenizerSettings(kind="bytes", vocabulary=256)
+    prepare_data(identity, None, tokenizer)
+    print(json.dumps(asdict(summarize_data(identity, "hf:someone/stories", tokenizer))))
+except SweepError as error:
+    print(json.dumps([str(error)]))
+"""
+
+
+def test_the_splits_of_the_hub_are_counted_and_others_left_out(hub):
+    hub.files = {
+        "train.jsonl": json_lines([*STORIES[:9], " "]),
+        "validation.jsonl": json_lines(["a", STORIES[0]]),
+        "test.jsonl": json_lines(["b"]),
+    }
+    summary = hub.run(HUB_SUMMARY)
+    numbers = [(f["file"], f["role"], f["rows"], f["empty"]) for f in summary["files"]]
+    assert numbers == [("default/train", "train", 10, 1), ("default/validation", "valid", 2, 0)]
+    assert summary["left_out"].keys() == {"test"}
+    assert any("1 of 2 validation documents" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"test.jsonl": json_lines(["a", "b"])}, "must have a split train, got test"),
+        ({"train.jsonl": json_lines(["a", 3])}, "must declare the column 'text' as text"),
+        ({"train.jsonl": json_lines(["a", None])}, r"row 2: 'text' must be a text, got null"),
+        ({"train.csv": b"id,text\n1,Once, a\n2,Then, b\n"}, "got CSV"),
+        ({"train.jsonl": json_lines([1, 2])}, "as text, got int64"),
+        (
+            {"README.md": b"---\nconfigs:\n- config_name: a\n  data_files: a.jsonl\n"
+             b"- config_name: b\n  data_files: b.jsonl\n---\n",
+             "a.jsonl": json_lines(["a"]), "b.jsonl": json_lines(["b"])},
+            r"'a', 'b'.*default configuration",
+        ),
+    ],
+)  # fmt: skip
+def test_a_data_set_of_the_hub_without_declared_texts_is_refused(hub, files, says):
+    hub.files = files
+    [message] = hub.run(HUB_SUMMARY)
+    assert re.search(says, message), message
 
 
 def test_a_local_folder_is_never_read_as_a_data_set_of_the_hub(tmp_path, monkeypatch):
@@ -377,8 +429,8 @@ def test_split_rule_1_never_changes(tmp_path):
     assert split_of(write(tmp_path / "b.txt", text))[1] == ["document 15", "document 27"]
 
 
-def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path):
-    suffixes = ["__txt", "__md", "__py", "__html", ""]
+def test_the_plain_text_of_a_folder_may_have_any_extension(tmp_path):
+    suffixes = ["__txt", "__md", "__py", "__tokens", ""]
     files = {f"{i:02}{suffixes[i % 5]}": story for i, story in enumerate(STORIES[:50])}
     files["50__log__gz"] = gzip.compress("\n<|endoftext|>\n".join(STORIES[50:]).encode())
     train, valid = split_of(put(tmp_path / "stories", **files, **{"51__txt": ""}))

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweep.config.trial import TokenizerSettings
 from sweep.data import tokens
-from sweep.data.describe import describe_data
+from sweep.data.describe import describe_data, summarize_data
 from sweep.data.plain_text import Piece, read_text
 from sweep.data.sources import identify_data
 from sweep.data.tokens import (
@@ -25,7 +27,7 @@ from sweep.data.tokens import (
 from sweep.errors import SweepError
 from sweep.experiments.pretrain import document_of_targets, gather
 from sweep.workloads import build_workload
-from tests.data.conftest import BYTES, PYTHON, STORIES
+from tests.data.conftest import BYTES, PYTHON, STORIES, json_lines
 from tests.workloads.trials import CPU, trial_config
 
 BPE = TokenizerSettings(kind="bpe", vocabulary=300)
@@ -341,3 +343,164 @@ def test_a_target_belongs_to_its_document_and_a_separator_to_the_one_it_ends():
     tokens = np.array([5, 6, 0, 7, 0, 0, 8, 0])  # documents: 5 6 | 7 | (empty) | 8
     assert document_of_targets(tokens, 0).tolist() == [0, 0, 1, 1, 2, 3, 3]
     assert document_of_targets(tokens, 8).tolist() == [0, 0, 0, 0, 0, 0, 1]
+
+
+def prepared_summary(source, tokenizer=BYTES):
+    prepare(source, tokenizer)
+    return summarize_data(identify_data(str(source)), str(source), tokenizer)
+
+
+def numbers_of(summary):
+    return {f.file: (f.role, f.rows, f.documents, f.empty) for f in summary.files}
+
+
+def test_rows_documents_and_empty_rows_are_counted_per_file(tmp_path):
+    (tmp_path / "train-0-of-2.jsonl").write_bytes(json_lines(["a", " \n", "b", ""]))
+    (tmp_path / "train-1-of-2.jsonl").write_bytes(json_lines(["c"]))
+    (tmp_path / "valid.txt").write_text("d\n<|endoftext|>\n<|endoftext|>\ne\n<|endoftext|>\n")
+    (tmp_path / "test.txt").write_text("f")
+    before = summarize_data(identify_data(str(tmp_path)), str(tmp_path), BYTES)
+    assert [file.rows for file in before.files] == [None] * 3
+    summary = prepared_summary(tmp_path)
+    assert numbers_of(summary) == {
+        "train-0-of-2.jsonl": ("train", 4, 2, 2),
+        "train-1-of-2.jsonl": ("train", 1, 1, 0),
+        "valid.txt": ("valid", 3, 2, 1),
+    }
+    assert summary.left_out == {"cache": "a sub-folder", "test.txt": "named like test data"}
+    document = describe_data(str(tmp_path), BYTES)
+    assert [file["documents"] for file in document["files"]] == [2, 1, 2]
+    assert document["counts"]["train_documents"] == 3
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_equal_contents_share_tokens_and_keep_their_own_names(tmp_path, cache):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("one\n<|endoftext|>\ntwo\n")
+        assert numbers_of(prepared_summary(tmp_path / name)) == {name: ("text", 2, 2, 0)}
+    assert len(files_of(cache)) == 1
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_separators_inside_lines_are_counted_and_said(tmp_path, name):
+    texts = ["one<|endoftext|>two<|endoftext|>", "three"]
+    content = "\n<|endoftext|>\n".join(texts).encode() if name == "a.txt" else json_lines(texts)
+    (tmp_path / name).write_bytes(content)
+    summary = prepared_summary(tmp_path / name)
+    assert [file.inner_separators for file in summary.files] == [2]
+    assert any("<|endoftext|>" in note for note in summary.notes)
+    assert not prepared_summary(story_of(tmp_path)).notes
+
+
+def story_of(folder):
+    path = folder / "stories.txt"
+    path.write_text("\n<|endoftext|>\n".join(STORIES))
+    return path
+
+
+def test_validation_documents_that_are_training_documents_are_counted(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(json_lines(["a", "b", "c"]))
+    (tmp_path / "valid.jsonl").write_bytes(json_lines(["c", "d", " c "]))
+    summary = prepared_summary(tmp_path)
+    assert any("2 of 3 validation documents" in note for note in summary.notes)
+    assert describe_data(str(tmp_path), BYTES)["counts"]["valid_documents_in_train"] == 2
+    split = tmp_path / "split.jsonl"
+    split.write_bytes(json_lines(["a", "b", "c"] * 5))
+    prepared_summary(split)
+    assert describe_data(str(split), BYTES)["counts"]["valid_documents_in_train"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("<!DOCTYPE html><p>a", "HTML"),
+        ("<?xml version='1.0'?>", "XML"),
+        ('{"text": "a"}', "JSON"),
+        ('[{"text": "a"}]', "JSON"),
+        ("{curly} text", None),
+        ("a < b", None),
+    ],
+)
+def test_plain_text_that_looks_like_markup_is_said(tmp_path, content, kind):
+    path = tmp_path / "a.txt"
+    path.write_text(f"{content}\n<|endoftext|>\nmore\n")
+    summary = prepared_summary(path)
+    assert [file.looks_like for file in summary.files] == [kind]
+    assert bool(summary.notes) == (kind is not None)
+
+
+def test_an_unknown_extension_is_read_as_plain_text_and_named(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n<|endoftext|>\ny = 2\n")
+    assert any("a.py" in note for note in prepared_summary(tmp_path).notes)
+
+
+@pytest.mark.parametrize(
+    ("texts", "cause"),
+    [(["a"] * 40, "got 1, which occurs 40 times"), (["", " "], "all 2 in a.jsonl are empty")],
+)
+def test_too_few_documents_are_refused_with_their_cause(tmp_path, texts, cause):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines(texts))
+    with pytest.raises(SweepError, match=f"at least two different documents, .*{cause}"):
+        prepare(path)
+
+
+def test_an_empty_validation_file_is_refused_with_its_cause(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(json_lines(["a", "b"]))
+    (tmp_path / "valid.jsonl").write_bytes(json_lines(["", " "]))
+    with pytest.raises(SweepError, match="valid data must hold a document, got 2 that are all"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".csv", ".jsonl", ".json"])
+@pytest.mark.parametrize(
+    ("encoding", "says"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
+        ("utf-32", "UTF-32"),
+        ("cp1252", "WINDOWS-1252"),
+    ],
+)
+def test_another_encoding_is_refused_with_its_place_and_the_command_that_converts_it(
+    tmp_path, suffix, encoding, says
+):
+    path = tmp_path / f"a{suffix}"
+    content = "text\na first line\ncafé and more\n".encode(encoding)
+    path.write_bytes(gzip.compress(content) if suffix == ".txt.gz" else content)
+    with pytest.raises(SweepError, match=rf"UTF-8 text.*iconv -f {says} -t UTF-8") as caught:
+        prepare(path)
+    assert encoding != "cp1252" or "0xe9 in line 3 (byte 22" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"PK\x03\x04\xff", "zip"), (gzip.compress(b"a"), ".gz"), (b"%PDF-1.7\n\xff", "PDF")],
+)
+def test_a_binary_file_with_a_name_of_text_is_named(tmp_path, content, says):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    with pytest.raises(SweepError, match=says):
+        prepare(path)
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_the_first_byte_that_is_not_utf8_is_found(tmp_path_factory, content, position):
+    text = ("é\n" * 20).encode()[:position] + content
+    path = tmp_path_factory.mktemp("bytes") / "a.txt"
+    path.write_bytes(text)
+    try:
+        bad = len(text) if (nul := text.find(b"\0")) < 0 else nul
+        text[:bad].decode()
+    except UnicodeDecodeError as error:
+        bad = error.start
+    if bad == len(text):
+        list(read_text(path))
+        return
+    with pytest.raises(SweepError, match="UTF-8 text") as caught:
+        list(read_text(path))
+    if "byte" in str(caught.value):
+        place = f"line {text.count(10, 0, bad) + 1} (byte {bad + 1} of the file)"
+        assert place in str(caught.value)
