@@ -53,6 +53,8 @@ def print_plan(
     """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
     plan, to_run = planned.command_rows(), rows_to_run(planned, retried_causes)
     if as_json:
+        for line in _data_lines(planned):
+            say(line, to_stderr=True)
         print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution

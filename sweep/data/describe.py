@@ -97,8 +97,8 @@ def _notes(files: Sequence[FileSummary]) -> list[str]:
         total = sum(file.inner_separators or 0 for file in divided)
         names = name_list([file.file for file in divided])
         notes.append(
-            f"{SEPARATOR} occurs {total:,} times inside lines of {names}, where it is ordinary "
-            "text. Put it on lines of its own if it separates documents."
+            f"{SEPARATOR} occurs {_count(total, 'time')} inside lines of {names}, where it is "
+            "ordinary text. Put it on lines of its own if it separates documents."
         )
     return notes
 
@@ -128,7 +128,11 @@ def _numbers(files: Sequence[FileSummary]) -> str:
         rows += file.rows or 0
         documents += file.documents or 0
         empty += file.empty or 0
-    return f"{rows:,} rows read, {documents:,} documents, {empty:,} empty"
+    return f"{_count(rows, 'row')} read, {_count(documents, 'document')}, {empty:,} empty"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def describe_data(source: str, tokenizer: TokenizerSettings, column: str = TEXT) -> dict[str, Any]:

@@ -222,13 +222,15 @@ def _too_few_documents(tallies: Iterable[Tally]) -> SweepError:
     tallies = list(tallies)
     documents = sum(tally.documents for tally in tallies)
     empty = sum(tally.empty for tally in tallies)
-    expected = "data must hold at least two different documents"
     names = name_list([tally.name for tally in tallies])
     if documents:
-        got = f"got 1, which occurs {documents} times in {names}"
-        return SweepError(f"{expected}, {got}. Add other documents, or a validation file.")
-    remedy = f"Add texts, separated by lines of {SEPARATOR} or in rows of a table."
-    return SweepError(f"{expected}, got 0, because all {empty} in {names} are empty. {remedy}")
+        got = f"1, which occurs {documents} times in {names}"
+        remedy = "Add other documents, or a validation file."
+    else:
+        got = f"0, because all {empty} in {names} are empty"
+        remedy = f"Add texts, separated by lines of {SEPARATOR} or in rows of a table."
+    problem = f"data must hold at least two different documents, got {got}"
+    return SweepError(f"{problem}. {remedy}")
 
 
 def _select(read: Reader, is_selected: np.ndarray) -> Iterator[Piece]:
