@@ -235,8 +235,8 @@ def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:
     """Return the lines of metrics.jsonl; null and absent values are NaN."""
     try:
         return pd.DataFrame(trial.read_metrics(), dtype=float)
-    except CorruptFile:
-        warnings.append(f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out.")
+    except CorruptFile as damage:
+        warnings.append(f"trial {trial.id}: its curve is left out, because {damage}")
         return pd.DataFrame()
 
 

@@ -405,8 +405,9 @@ def report(
     LOG.info("Writing the report")
     from sweep.plan.plan import parse_plan
     from sweep.report.report import write_report
+    from sweep.tracking.addresses import check_tracking_uri
     from sweep.tracking.mirror import Mirror
-    from sweep.tracking.store import check_tracking_uri, restore_sweep
+    from sweep.tracking.store import read_record, recorded_uri, restore_sweep
 
     if folder is None and from_mlflow and experiment:
         with tempfile.TemporaryDirectory() as parent:
@@ -418,6 +419,8 @@ def report(
     folder = folder or sweep_folder()
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
+    elif out is None:
+        recorded_uri(folder, read_record(folder))
     echo(str(write_report(folder.path, out)))
     if out:
         return
@@ -473,18 +476,23 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
         echo("\n".join(made.sentences))
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @folder_argument
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 @click.option("--no-open", is_flag=True, help="Only print the address; open no browser.")
-def ui(folder: "SweepFolder", port: int, no_open: bool) -> int:
+def ui(folder: "SweepFolder", port: int, no_open: bool, tracking_uri: str | None) -> int:
     """Open MLflow's UI on the comparison of this sweep's batch sizes, on this machine only."""
     LOG.info("Starting MLflow")
     from sweep.plan.plan import parse_plan
     from sweep.tracking import store
+    from sweep.tracking.addresses import check_tracking_uri
 
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
-    uri, address = store.recorded_uri(folder, store.read_record(folder)), f"http://127.0.0.1:{port}"
+    if tracking_uri is None:
+        uri = store.recorded_uri(folder, store.read_record(folder))
+    else:
+        uri = check_tracking_uri(tracking_uri)
+    address = f"http://127.0.0.1:{port}"
     if uri.startswith("http"):
         echo(store.page_address(uri, uri, plan))
         return 0

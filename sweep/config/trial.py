@@ -10,7 +10,7 @@ from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Sett
 from sweep.version import FORMAT_VERSION
 
 STALL_MINUTES = 30.0
-STORING = ("run", "plan", "report")  # commands that may mirror a sweep
+STORING = ("run", "plan", "report", "ui")  # commands that may use the store of a sweep
 FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
 
 

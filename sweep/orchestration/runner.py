@@ -21,7 +21,7 @@ from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking.mirror import Mirror
-from sweep.tracking.store import check_answers, is_mirrored
+from sweep.tracking.store import check_answers, is_mirrored, read_record, recorded_uri
 from sweep.trial.files import remove
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_state
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
@@ -87,9 +87,15 @@ def check_request(planned: planning.Planned) -> None:
 
 
 def prepare(planned: planning.Planned) -> None:
-    """Prepare text that needs no download; estimates count its tokens."""
+    """Refuse a store that only the folder names, and prepare text that needs no download.
+
+    Estimates count its tokens.
+    """
+    folder, services = planned.request.folder, planned.request.services
+    if services.tracking_uri is None:
+        recorded_uri(folder, read_record(folder))
     if (planned.plan.data or {}).get("name") in ("path", "synthetic"):
-        with holding(planned.request.folder):
+        with holding(folder):
             _get_inputs(planned)
 
 

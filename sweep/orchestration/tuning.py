@@ -31,6 +31,7 @@ from sweep.plan.curves import best_log_rates, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking import store
+from sweep.tracking.addresses import sqlite_address, sqlite_path, with_driver
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, has_failed
 
@@ -129,7 +130,7 @@ class Tuning:
         self.settings, self.target = plan.settings.tuning, plan.settings.target
         self.objective = plan.settings.objective
         self.is_default = storage is None  # a file in the folder
-        self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"
+        self.storage_url = storage or sqlite_address(self.folder.path / "optuna.db")
         self.open_reports: dict[Cell, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
@@ -317,9 +318,10 @@ def open_storage(url: str) -> BaseStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     os.environ.setdefault("PGCONNECT_TIMEOUT", store.ANSWER_SECONDS)
     pool = {"poolclass": sqlalchemy.NullPool}
+    sqlite_path(url)  # refuses an address that does more than to name a file
     with (
         store.reading("The database of --storage", url),
-        sqlalchemy.create_engine(url := store.with_driver(url), **pool).begin() as connection,
+        sqlalchemy.create_engine(with_driver(url), **pool).begin() as connection,
     ):
         if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
             lock = sqlalchemy.func.pg_advisory_xact_lock(5_000_000)
@@ -327,7 +329,8 @@ def open_storage(url: str) -> BaseStorage:
         tables = sqlalchemy.inspect(connection).get_table_names()
         if "alembic_version" in tables and "studies" not in tables:
             raise ValueError("Optuna needs a database of its own, but MLflow may use this one.")
-        return RDBStorage(url, pool)
+        template = with_driver(url).replace("{", "{{").replace("}", "}}")  # Optuna formats it
+        return RDBStorage(template, pool)
 
 
 def is_without_answer(error: BaseException | None) -> bool:

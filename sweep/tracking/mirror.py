@@ -9,7 +9,11 @@ import csv
 import io
 import json
 import logging
+import os
 import re
+import shlex
+import socket
+import tempfile
 import threading
 import time
 from dataclasses import asdict
@@ -18,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from sweep.config.colors import batch_colors
 from sweep.config.numbers import short
-from sweep.errors import SweepError
+from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
+from sweep.tracking.addresses import check_tracking_uri, mlflow_address, sqlite_path
 from sweep.trial.files import POSITION, read_metrics, sha256_of, write_json
 from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, overall_state
 from sweep.version import __version__
@@ -34,7 +39,9 @@ PAUSE_SECONDS = 5.0  # between two passes
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 COLOR, TABLE = "mlflow.runColor", "trials.json"
-MIRRORED_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
+LOG_FILE, CURVE_FILE = "log.txt", "metrics.jsonl"
+MIRRORED_FILES = ("config.json", "result.json", CURVE_FILE, "valid_losses.npy", LOG_FILE)
+LOG_END_BYTES = 1 << 20  # of the beginning and of the end of a log
 
 
 class Mirror(threading.Thread):
@@ -43,7 +50,7 @@ class Mirror(threading.Thread):
     def __init__(self, folder: SweepFolder, plan: Plan, tracking_uri: str | None) -> None:
         super().__init__(name="mirror", daemon=True)
         self.folder, self.plan = folder, plan
-        address = store.check_tracking_uri(tracking_uri) if tracking_uri else None
+        address = check_tracking_uri(tracking_uri) if tracking_uri else None
         self._record = store.choose_store(folder, address) | {"sweep_uid": plan.sweep_uid}
         self._address: str = address or self._record["tracking_uri"]
         if self._address.startswith("http"):
@@ -57,7 +64,8 @@ class Mirror(threading.Thread):
         self._plan_time = 0  # modification time of the plan that the store has
         self._colors = batch_colors(row.batch_size for row in plan.trials)
         self._is_locked = False  # another process locks the database
-        self._error = "it has not answered in time"  # empty: the last pass sent everything
+        self._error = "it has not answered in time"  # empty: the last pass came to its end
+        self._problems: list[str] = []  # sentences about what no later pass can send, with remedies
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
         self._save_record("")
@@ -70,9 +78,18 @@ class Mirror(threading.Thread):
             self.join(min(seconds, 1.0))
         if self._record["mirrored_sha256"]:
             return ""
+        uri = self._record["tracking_uri"]
+        command = f"sweep report {shlex.quote(str(self.folder.path))}"
+        if not self._record["is_default"]:
+            command += f" --tracking-uri {shlex.quote(uri)}"
+        if self._problems:
+            others = len(self._problems) - 1
+            more = f" The same holds for {others} more trials." if others else ""
+            lack = f"MLflow at {uri} lacks a part of this sweep: {self._problems[0]}{more}"
+            return f"{lack} Then `{command}` delivers the rest."
         reason = self._error or "the time limit has passed"
-        lack = f"MLflow at {self._record['tracking_uri']} lacks a part of this sweep ({reason})"
-        return f"{lack}. Nothing is lost: `sweep report {self.folder.path}` delivers the rest."
+        lack = f"MLflow at {uri} lacks a part of this sweep ({reason})"
+        return f"{lack}. Nothing is lost: `{command}` delivers the rest."
 
     def deliver(self) -> str:
         """Do the last pass in the calling thread; return what `close` returns."""
@@ -87,7 +104,7 @@ class Mirror(threading.Thread):
             self._try_pass(is_last=False)
             self._closing.wait(PAUSE_SECONDS)
         self._try_pass(is_last=True)
-        while not self._is_connected and time.monotonic() < self._deadline:
+        while not (self._is_connected or self._problems) and time.monotonic() < self._deadline:
             time.sleep(1.0)
             self._try_pass(is_last=True)
 
@@ -101,6 +118,7 @@ class Mirror(threading.Thread):
             if not self._is_connected:
                 self._connect()
             self._error, self._is_locked = "", False
+            self._problems = []
             self._mirror_parent(is_last)
             for row in self.plan.known_trials:
                 if time.monotonic() > self._deadline:
@@ -108,9 +126,11 @@ class Mirror(threading.Thread):
                 try:
                     self._mirror_trial(row, is_last)
                 except (SweepError, ValueError, KeyError) as damage:  # a file is damaged
-                    self._error = self._error or f"trial {row.id}: {store.one_sentence(damage)}"
-            if is_last and not self._error:
+                    self._note(str(row.id), damage)
+            if is_last and not self._problems:
                 self._save_record(digest)
+        except SweepError as error:
+            self._problems, self._is_connected = [str(error)], False
         except Exception as error:  # no failure of a store may reach training
             self._error, self._is_connected = store.one_sentence(error), False
             was_locked, self._is_locked = self._is_locked, store.sqlite_fault(error) == "locked"
@@ -119,15 +139,21 @@ class Mirror(threading.Thread):
                     LOG.warning("MLflow's database is locked by another process; waiting for it.")
                 self._deadline = max(self._deadline, time.monotonic() + 30.0)
 
+    def _note(self, trial_id: str, damage: Exception) -> None:
+        sentence = store.one_sentence(damage).rstrip(".")
+        self._problems.append(f"trial {trial_id}: {sentence}.")
+
     def _connect(self) -> None:
         own, name = self.folder.path / "mlflow.db", self.plan.experiment
-        database = store.sqlite_path(self._address) or own.absolute()
+        database = sqlite_path(self._address) or own.absolute()
         location = (database.parent / "mlartifacts").as_uri()
         if self._record["is_default"]:
             store.set_aside_damaged(own, name, location)
         self._client = client = store.connect(self._address)
         if experiment := client.get_experiment_by_name(name):
-            self._experiment_id = experiment.experiment_id  # if deleted, MLflow refuses new runs
+            self._experiment_id = experiment.experiment_id
+            if experiment.lifecycle_stage == "deleted":  # MLflow refuses new runs
+                raise SweepError(self._deleted_experiment(name))
         else:  # a server chooses the location of artifacts
             is_served = self._address.startswith("http")
             self._experiment_id = client.create_experiment(name, None if is_served else location)
@@ -143,6 +169,13 @@ class Mirror(threading.Thread):
             self._create_run("", self.folder.name, tags, None)
         store.save_view(client, self._runs[""], self.plan)
         self._is_connected = True
+
+    def _deleted_experiment(self, name: str) -> str:
+        """Return a sentence with the command that brings a deleted experiment back."""
+        uri = shlex.quote(mlflow_address(self._record["tracking_uri"]))
+        restore = f"mlflow experiments restore --experiment-id {self._experiment_id}"
+        remedy = f"Restore it with `MLFLOW_TRACKING_URI={uri} {restore}`."
+        return f"its experiment {name!r} was deleted. {remedy}"
 
     def _create_run(self, key: str, name: str, tags: dict[str, str], start: int | None) -> "Run":
         tags |= {"mlflow.runName": name, "mlflow.source.name": "sweep"}
@@ -208,6 +241,8 @@ class Mirror(threading.Thread):
         is_running = status.state is State.RUNNING and not is_last
         run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
         files = [name for name in MIRRORED_FILES if (trial.path / name).exists()]
+        if result and CURVE_FILE not in files:
+            files.append(CURVE_FILE)  # it is missing, so no run has all files of this state
         shortened = status.changed(message=status.message[:MESSAGE_CHARACTERS])
         tags = {
             "mlflow.parentRunId": self._runs[""].info.run_id,
@@ -220,12 +255,15 @@ class Mirror(threading.Thread):
             self._client.set_tag(run.info.run_id, COLOR, self._colors[row.batch_size])
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
-            lines = trial.read_metrics()
+            lines = self._read_curve(trial)
+            if lines is None:
+                files.remove(CURVE_FILE)
+                tags["sweep.files"] = " ".join(files) if is_finished else ""
             run = self._mirror_lines(trial, row, lines, length)
             if is_finished:
-                self._log_files(run, trial.path, MIRRORED_FILES)
+                self._log_files(run, trial.path, tuple(files))
             last = trial.result_path if result else trial.state_path
-            times = [_point(line)[1] for line in lines[-1:]]
+            times = [_point(line)[1] for line in (lines or [])[-1:]]
             end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
             settings = self.plan.settings
             excluded = {"id", "forecast_bytes", "forecast_seconds", *settings.unused}
@@ -234,15 +272,30 @@ class Mirror(threading.Thread):
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = sent
 
+    def _read_curve(self, trial: TrialFolder) -> list[dict[str, Any]] | None:
+        """Return the lines of metrics.jsonl; None if it is damaged, which is noted."""
+        try:
+            return trial.read_metrics()
+        except CorruptFile as damage:
+            self._note(trial.id, damage)
+            return None
+
     def _mirror_lines(
-        self, trial: TrialFolder, row: PlannedTrial, lines: list[dict[str, Any]], length: int
+        self,
+        trial: TrialFolder,
+        row: PlannedTrial,
+        lines: list[dict[str, Any]] | None,
+        length: int,
     ) -> "Run":
-        """Log the settled lines, which are the first `length` bytes; return the trial's run."""
+        """Log the settled lines, which are the first `length` bytes, and the numbers of the result.
+
+        Without lines, because the curve is damaged, a run keeps those that it has. Returns the run.
+        """
         from mlflow.entities import Metric
 
         run, result = self._runs.get(trial.id), trial.read_result() or {}
-        points, newest = [_point(line) for line in lines], None
-        if run is not None:
+        points, newest = [_point(line) for line in lines or []], None
+        if run is not None and lines is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]
             histories = [self._client.get_metric_history(run.info.run_id, key) for key in keys]
             stored = ((point.step, point.timestamp) for history in histories for point in history)
@@ -265,8 +318,13 @@ class Mirror(threading.Thread):
             if isinstance(value, int | float) and name not in NOT_RESULTS
         }
         unit = self.plan.settings.traits.tokens  # or examples
-        position = {key: lines[-1][key] if lines else 0 for key in POSITION}
-        settled = read_metrics(trial.metrics_path, length)
+        if lines:
+            position = {key: lines[-1][key] for key in POSITION}
+        elif lines is None and result:
+            position = {"time": trial.result_path.stat().st_mtime, "tokens": result["tokens"]}
+        else:
+            position = dict.fromkeys(POSITION, 0)
+        settled = [] if lines is None else read_metrics(trial.metrics_path, length)
         new_lines = [line for line in settled if line["tokens"] >= first]
         metrics = [
             Metric(store.metric_name(key, unit), float(value), _point(line)[1], line["tokens"])
@@ -279,8 +337,13 @@ class Mirror(threading.Thread):
 
     def _log_files(self, run: "Run", folder: Path, names: tuple[str, ...]) -> None:
         for name in names:
-            if (folder / name).exists():
-                self._client.log_artifact(run.info.run_id, str(folder / name))
+            path = folder / name
+            if not path.exists():
+                continue
+            with tempfile.TemporaryDirectory() as parent:
+                if name == LOG_FILE and path.stat().st_size > 2 * LOG_END_BYTES:
+                    path = _shorten_log(path, Path(parent))
+                self._client.log_artifact(run.info.run_id, str(path))
 
     def _update(
         self, key: str, params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
@@ -310,3 +373,18 @@ class Mirror(threading.Thread):
 def _point(line: dict[str, Any]) -> tuple[int, int]:
     """Return the step and the timestamp (in milliseconds) of a line's points."""
     return line["tokens"], round(line["time"] * 1000)
+
+
+def _shorten_log(log: Path, folder: Path) -> Path:
+    """Copy the beginning and the end of a log into a folder; say what is left out, and where."""
+    copy = folder / log.name
+    with log.open("rb") as source, copy.open("wb") as target:
+        size = source.seek(0, os.SEEK_END)
+        left_out = size - 2 * LOG_END_BYTES
+        source.seek(0)
+        target.write(source.read(LOG_END_BYTES))
+        place = f"{log.absolute()} on {socket.gethostname()}"
+        target.write(f"\n[… {left_out} bytes are left out here; all are in {place}]\n".encode())
+        source.seek(size - LOG_END_BYTES)
+        target.write(source.read(LOG_END_BYTES))
+    return copy

@@ -1,4 +1,4 @@
-"""MLflow stores: addresses, connections, tracking.json, restored sweeps, and pages of MLflow's UI.
+"""MLflow stores: connections, tracking.json, restored sweeps, and pages of MLflow's UI.
 
 MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
@@ -23,9 +23,16 @@ from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
 from sweep.config import read_toml, sha256_of_file
-from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError, causes_of, without_secrets
 from sweep.plan.plan import Plan
+from sweep.tracking.addresses import (
+    check_tracking_uri,
+    mlflow_address,
+    sqlite_address,
+    sqlite_path,
+    with_driver,
+    without_password,
+)
 from sweep.trial.files import find_json, refuse_super_journal, sha256_of
 from sweep.trial.folder import SweepFolder, TrialStatus
 
@@ -34,7 +41,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 LOG = logging.getLogger(__name__)
-SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
 VIEW, KIND = "mlflow.sharedViewState.", "mlflow.experimentKind"
@@ -50,28 +56,10 @@ ENVIRONMENT = {  # set only if the user has not set it
 }
 
 
-def without_password(address: str) -> str:
-    """Return an address without its password; refuse one whose password has no clear end."""
-    if address.startswith("sqlite"):
-        return address
-    if not re.fullmatch(r"[^@\s'\"<>]*|[^@/?#]*://[^@/?#\s'\"<>]*@[^@\s'\"<>]*", address):
-        encoded = "%40 for @, %2F for /, %3F for ?, %23 for #, %27 for ', %20 for a space"
-        raise SweepError(f"a password must be percent-encoded in an address. Write {encoded}.")
-    return without_secrets(address)
-
-
 def one_sentence(error: BaseException) -> str:
     """Return the first line of an error of a database, a driver or a server, shortened."""
     text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
     return without_secrets(text.splitlines()[0])[:300]
-
-
-def with_driver(address: str) -> str:
-    """Add the driver psycopg to a PostgreSQL address that names none."""
-    if address.startswith("postgresql://"):
-        require_extra("psycopg", "postgres", "postgresql://")
-        return address.replace("postgresql", "postgresql+psycopg", 1)
-    return address
 
 
 def sqlite_fault(error: BaseException | None) -> str | None:
@@ -126,29 +114,20 @@ def set_aside(path: Path) -> Path:
 
 
 def default_tracking_uri(folder: SweepFolder) -> str:
-    return f"sqlite:///{folder.path.absolute() / 'mlflow.db'}"
-
-
-def sqlite_path(uri: str) -> Path | None:
-    return Path(uri.partition(":///")[2]).absolute() if uri.startswith("sqlite") else None
-
-
-def check_tracking_uri(uri: str) -> str:
-    """Return the address in its canonical form; refuse paths and unsupported schemes or drivers."""
-    scheme, _, rest = uri.partition("://")
-    address = without_password(uri)
-    if scheme.partition("+")[0] not in SCHEMES or not rest.strip("/"):
-        expected = "a server or a database (http://host:5000 or sqlite:////path/mlflow.db)"
-        raise SweepError(f"tracking URI must be {expected}, got {address!r}.")
-    with_driver(uri)
-    if path := sqlite_path(uri):
-        return f"sqlite:///{path}"
-    return uri.rstrip("/") if scheme.startswith("http") else uri
+    return sqlite_address(folder.path / "mlflow.db")
 
 
 def check_answers(uri: str) -> None:
     """Refuse a wrong address, or a database that cannot be opened; a server may be down."""
-    if check_tracking_uri(uri).startswith(("http", "sqlite")):
+    uri = check_tracking_uri(uri)
+    path = sqlite_path(uri)
+    if path:
+        if not path.parent.is_dir():
+            problem = f"must lie in a folder that exists, got {str(path)[:200]!r}"
+            remedy = "Create it, or correct the path: a % in a name is written %25"
+            raise SweepError(f"the file of --tracking-uri {problem}. {remedy}.")
+        return
+    if uri.startswith("http"):
         return
     import sqlalchemy
 
@@ -172,8 +151,8 @@ def reading(subject: str, uri: str) -> Iterator[None]:
 
 def read_record(folder: SweepFolder) -> dict[str, Any]:
     """Return what tracking.json records, or the record of a sweep that was never mirrored."""
-    record = {
-        "tracking_uri": default_tracking_uri(folder),
+    record: dict[str, Any] = {
+        "tracking_uri": "",  # not mirrored yet
         "is_default": True,  # the store in the folder
         "mirrored_sha256": "",  # `digest` of the folder when the store last held all of it
     }
@@ -186,22 +165,30 @@ def read_record(folder: SweepFolder) -> dict[str, Any]:
 
 
 def recorded_uri(folder: SweepFolder, record: dict[str, Any]) -> str:
-    """Return the address that a record names; a file outside the folder may be a stranger's."""
+    """Return the address that a record names, or refuse to use it.
+
+    A stranger may have written the record: a file outside the folder may be the user's, and a
+    server would receive the user's token. MLflow's own variable may name such a store as well.
+    """
     if record["is_default"]:
         return default_tracking_uri(folder)
     uri = check_tracking_uri(str(record["tracking_uri"]))
-    if sqlite_path(uri):
-        raise SweepError(f"{folder.tracking_path} names {uri}. If it is yours, add --tracking-uri.")
-    return uri
+    with contextlib.suppress(SweepError):  # MLflow knows more kinds of addresses
+        own = check_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", ""))
+        if without_password(own) == uri:
+            return own
+    remedy = f"If it is yours, add --tracking-uri {uri[:200]} or set MLFLOW_TRACKING_URI to it"
+    raise SweepError(f"{folder.tracking_path} names {uri[:200]}. {remedy}.")
 
 
 def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any]:
     """Return the record of this store; None: the recorded store, by default the folder's own."""
-    record, default = read_record(folder), default_tracking_uri(folder)
+    record = read_record(folder)
     uri = without_password(tracking_uri or recorded_uri(folder, record))
     if uri == record["tracking_uri"]:
         return record
-    return record | {"tracking_uri": uri, "is_default": uri == default, "mirrored_sha256": ""}
+    is_default = uri == default_tracking_uri(folder)
+    return record | {"tracking_uri": uri, "is_default": is_default, "mirrored_sha256": ""}
 
 
 def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
@@ -232,17 +219,19 @@ def connect(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    uri = with_driver(uri)
-    if path := sqlite_path(uri):  # a connection that is kept would write to a file that is gone
+    path = sqlite_path(uri)
+    if path:  # a connection that is kept would write to a file that is gone
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     if path and not path.exists():
         # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
         # MLflow initializes a path only once per process, so the name must be new.
         with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
             new = Path(folder) / path.name
-            MlflowClient(f"sqlite:///{new}", f"sqlite:///{new}").search_experiments()
+            address = mlflow_address(sqlite_address(new))
+            MlflowClient(address, address).search_experiments()
             new.replace(path)
-    return MlflowClient(uri, uri)
+    address = mlflow_address(uri)
+    return MlflowClient(address, address)
 
 
 def metric_name(name: str, unit: str) -> str:
@@ -307,7 +296,7 @@ def ui_command(folder: SweepFolder, uri: str, port: int) -> list[str]:
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
     command = [sys.executable, "-m", "mlflow", "server"]
-    command += ["--backend-store-uri", with_driver(uri)]
+    command += ["--backend-store-uri", mlflow_address(uri)]
     command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
     command += ["--uvicorn-opts", "--log-level warning"]  # no line for each request
     return [*command, "--host", "127.0.0.1", "--port", str(port)]

@@ -1,6 +1,7 @@
 """Train by a command: start it, check what it reports, and judge how it ended."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -10,12 +11,14 @@ import shlex
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sweep.config import sha256_of_file
+from sweep.config.metrics import MetricNames, check_reported_name
 from sweep.config.objects import check_code, fill_placeholders
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
@@ -23,14 +26,15 @@ from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.process import ShouldStop, oom_kills
 from sweep.trial import watchdog
-from sweep.trial.files import load_json, replacing
+from sweep.trial.files import check_curve_bytes, load_json, replacing
 from sweep.trial.folder import TrialFolder
 
 POLL_SECONDS = 0.02
 SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 END_BYTES = 1 << 14  # size of the end of the output, which may name the reason of a failure
-MOST_POINTS = 1000  # lines without a validation value that are kept
+MAX_LINE_BYTES = 1 << 20  # of a line in the log
+MOST_POINTS = 1000  # lines that are kept of each kind: with a validation value, and without one
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
 PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not measured
@@ -46,6 +50,8 @@ class Report:
         """Read the lines of earlier attempts; cut the log at the first wrong or incomplete one."""
         self.config, self.store, path = config, store, store.folder.reported_path
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
+        self.left_out = 0  # steps whose lines are not kept
+        self._names = MetricNames()
         self.is_diverged, self._read_bytes = False, 0
         self._file = path.open("a+b")  # which creates it
         self._read_at = self._saved_at = time.monotonic()
@@ -69,8 +75,10 @@ class Report:
         """Read the new lines; return True if there are any."""
         start = self._read_bytes
         self._file.seek(start)
-        for text in iter(self._file.readline, b""):
+        for text in iter(partial(self._file.readline, MAX_LINE_BYTES), b""):
             if not text.endswith(b"\n"):
+                if len(text) == MAX_LINE_BYTES:
+                    raise _wrong_line(f"have less than {MAX_LINE_BYTES >> 20} MiB", text)
                 break
             self._add(*self._parse(text))
             self._read_bytes += len(text)
@@ -83,8 +91,10 @@ class Report:
         if self.lines:
             self.lines[self.step][SECONDS], self._read_at = self.seconds, time.monotonic()
         path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
+        text = "".join(f"{json.dumps(line)}\n" for line in self.lines.values())  # of ASCII
+        check_curve_bytes(len(text))
         with replacing(path, self.store.check) as part:
-            part.write_text("".join(f"{json.dumps(line)}\n" for line in self.lines.values()))
+            part.write_text(text)
         return sha256_of_file(path)
 
     def final_metrics(self) -> dict[str, float]:
@@ -103,11 +113,7 @@ class Report:
     def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
         """Return the step and the metrics of a line; None replaces values that are not finite."""
         batch, sequence = self.config.science.batch_size, self.config.tokens_per_sequence
-
-        def wrong(requirement: str) -> SweepError:
-            line = text.decode(errors="replace").strip()[:200]
-            return SweepError(f"each line of the log must {requirement}, got {line!r}.")
-
+        wrong = partial(_wrong_line, text=text)
         try:
             line = load_json(text)
         except ValueError as error:
@@ -123,6 +129,8 @@ class Report:
         for name, value in line.items():
             if type(value) not in (int, float, type(None)) or not METRIC.fullmatch(name):
                 raise wrong("hold numbers, by names such as train/loss")
+            check_reported_name(name)
+            self._names.add(name)
             if value is None or not math.isfinite(value):
                 losses = ("train/loss", "valid/loss", self.config.objective_curve)
                 self.is_diverged |= name in losses
@@ -133,17 +141,48 @@ class Report:
         if step < self.step:
             self.lines = {number: line for number, line in self.lines.items() if number < step}
         if step not in self.lines:
-            part, last_part = (-(-t * MOST_POINTS // self.config.steps) for t in (step, self.step))
-            is_kept = any(name.startswith("valid/") for name in self.lines.get(self.step, ()))
             seconds, self._read_at = self.seconds, time.monotonic()
-            if part == last_part and not is_kept:
-                self.lines.pop(self.step, None)
+            self._thin(step)
             tokens = step * self.config.science.batch_size * self.config.tokens_per_sequence
             line = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
             line |= {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
             earlier = self._earlier.get(step, {})
             self.lines[step] = line | {key: earlier[key] for key in line.keys() & earlier.keys()}
         self.lines[step] |= metrics
+
+    def _thin(self, next_step: int) -> None:
+        """Drop the line that the newest one replaces, now that all of its metrics are there.
+
+        The steps are divided into parts. Each keeps its last line of each kind.
+        """
+        if not self.lines:
+            return
+        newest = self.step
+        if not self._is_validation(newest):
+            if self._part(newest) == self._part(next_step):
+                self._leave_out(newest)
+            return
+        for step in itertools.islice(reversed(self.lines), 1, None):
+            if self._part(step) != self._part(newest):
+                break
+            if self._is_validation(step):
+                self._leave_out(step)
+                break
+
+    def _leave_out(self, step: int) -> None:
+        self.lines.pop(step)
+        self.left_out += 1
+
+    def _part(self, step: int) -> int:
+        return -(-step * MOST_POINTS // self.config.steps)
+
+    def _is_validation(self, step: int) -> bool:
+        return any(name.startswith("valid/") for name in self.lines[step])
+
+
+def _wrong_line(requirement: str, text: bytes) -> SweepError:
+    line = text.decode(errors="replace").strip()[:200]
+    return SweepError(f"each line of the log must {requirement}, got {line!r}.")
 
 
 def run_command(
@@ -173,6 +212,9 @@ def run_command(
     finally:
         _stop(process)
     metrics_sha256, seconds = report.save(), report.seconds
+    if report.left_out:
+        kept = f"at most {MOST_POINTS} with and {MOST_POINTS} without validation metrics are kept"
+        print(f"the curve leaves out {report.left_out} reported steps: {kept}", flush=True)
     if ending == "trained" and process.returncode:
         oom_killed = oom_kills() > killed_before
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import flop_utilization, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import NoiseProbe
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
-from sweep.trial.files import MetricsLog
+from sweep.trial.files import POSITION, MetricsLog
 from sweep.workloads import ranks
 
 
@@ -50,19 +51,22 @@ class Steps:
         steps = progress.step - progress.log_step
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds
-        line = {
-            **{name: total / count for name, (total, count) in progress.watched.items() if count},
+        own: dict[str, Any] = {
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
         }
         if (utilization := flop_utilization(config, device, rate)) is not None:
-            line["perf/mfu"] = utilization
+            own["perf/mfu"] = utilization
         if device.type == "cuda":
-            line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
-            line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
-            line["memory/peak_bytes"] = self._peak_bytes
+            own["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
+            own["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
+            own["memory/peak_bytes"] = self._peak_bytes
         else:  # no statistics
-            line["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
+            own["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
+        means = {name: total / count for name, (total, count) in progress.watched.items() if count}
+        for name in means.keys() & {*own, *POSITION}:
+            raise SweepError(f"a workload must not add the metric {name!r} of sweep. Rename it.")
+        line = means | own
         self.step.workload.meter.clear()
         progress.clipped_steps += progress.watched["train/clipped"][0]
         progress.log_step = progress.step

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config import read_toml, sha256_of_file
+from sweep.config.metrics import MetricNames
 from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
 from sweep.version import FORMAT_VERSION
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
+MAX_CURVE_BYTES = MAX_JSON_BYTES  # of metrics.jsonl, by its writers and its reader
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 POSITION = {"time": int | float, "step": int, "tokens": int}  # keys that are not metrics
 STORAGE_REMEDIES: dict[int, str] = {
@@ -191,10 +193,18 @@ class MetricsLog:
         self._digest = hashlib.sha256(start)
         self.sha256 = self._digest.hexdigest()  # hash of all bytes so far
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._names = MetricNames()
 
     def append(self, line: dict[str, Any]) -> None:
-        """Append time, step, tokens and metrics; values that are not finite become null."""
+        """Append time, step, tokens and metrics; values that are not finite become null.
+
+        Raises:
+            SweepError: if `read_metrics` would refuse the file.
+        """
+        for name in line.keys() - POSITION:
+            self._names.add(name)
         data = (json.dumps(with_nulls(line), allow_nan=False) + "\n").encode()
+        check_curve_bytes(self.length + len(data))
         if os.write(self._fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._digest.update(data)
@@ -210,10 +220,17 @@ class MetricsLog:
         os.close(self._fd)
 
 
+def check_curve_bytes(count: int) -> None:
+    """Refuse to write a larger metrics.jsonl than `read_metrics` reads."""
+    if count > MAX_CURVE_BYTES:
+        problem = f"must have at most {MAX_CURVE_BYTES >> 20} MiB"
+        raise SweepError(f"the curves of a trial {problem}. Log fewer metrics, or less often.")
+
+
 def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
-    if length is None and path.exists() and path.stat().st_size > MAX_JSON_BYTES:
-        raise CorruptFile(f"{path} must have at most {MAX_JSON_BYTES >> 20} MiB.")
+    if path.exists() and path.stat().st_size > MAX_CURVE_BYTES:
+        raise CorruptFile(f"{path} must have at most {MAX_CURVE_BYTES >> 20} MiB.")
     lines = _read_start(path, length).splitlines(keepends=True)
     with contextlib.suppress(ValueError):
         points = [load_json(line) for line in lines if line.endswith(b"\n")]

@@ -198,9 +198,16 @@ class TrialFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read metrics.jsonl; CorruptFile if it is damaged, or does not match the result."""
         result = self.find_result()
-        if result and find_sha256(self.metrics_path) != result["metrics_sha256"]:
-            raise CorruptFile(f"{self.metrics_path} does not match the sha256 in result.json.")
-        return read_metrics(self.metrics_path)
+        if result is None:
+            return read_metrics(self.metrics_path)
+        remedy = f"Its result is intact. Restore the file, or remove {self.path} and run it again."
+        if find_sha256(self.metrics_path) != result["metrics_sha256"]:
+            problem = "is missing or does not match the sha256 in result.json"
+            raise CorruptFile(f"{self.metrics_path} {problem}. {remedy}")
+        try:
+            return read_metrics(self.metrics_path)
+        except CorruptFile as damage:
+            raise CorruptFile(f"{damage} {remedy}") from damage
 
     def find_metrics(self) -> list[dict[str, Any]]:
         """Read metrics.jsonl; empty if the trial has none, or one that is damaged."""

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sweep.errors import FolderInUse, SweepError
 from sweep.trial.files import canonical_json, read_json, seal
@@ -16,17 +16,36 @@ BEAT_SECONDS = 5.0  # between two increments of the counter
 DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
 
 
+def try_lock(file: int | IO[Any], path: Path, operation: int) -> bool:
+    """Take a lock of an open file without waiting; return False if a live process holds it.
+
+    Any other failure is one of the file system, and would make a free folder look busy for ever.
+    """
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        problem = f"{path} must be on a file system with locks (flock), got {error.strerror!r}"
+        remedy = "Choose another --out, or mount the file system with locks"
+        raise SweepError(f"{problem}. {remedy}.") from error
+    return True
+
+
 class Lease(contextlib.AbstractContextManager["Lease"]):
     """A lock, with an incremented counter; raises FolderInUse if a live process holds it."""
 
     def __init__(self, path: Path, fencing: int = 0) -> None:
         for _ in range(10):  # `is_locked` takes the lock for an instant
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(self._fd), path.stat()):
-                    break  # otherwise its last owner has just removed the file
-            os.close(self._fd)
+            is_kept = False
+            try:
+                is_kept = try_lock(self._fd, path, fcntl.LOCK_EX) and _is_at(self._fd, path)
+            finally:
+                if not is_kept:
+                    os.close(self._fd)
+            if is_kept:
+                break
             time.sleep(0.02)
         else:
             raise _in_use(path)
@@ -57,13 +76,18 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         os.close(self._fd)
 
 
+def _is_at(file: int, path: Path) -> bool:
+    """Return True if this open file is still at its path; its last owner may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def is_locked(path: Path) -> bool:
     """Return True if a live process of this machine holds the lock."""
     with contextlib.suppress(OSError), path.open("rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
+        return not try_lock(file, path, fcntl.LOCK_SH)
     return False
 
 

@@ -1,7 +1,6 @@
 """The base class of workloads, and running means of their metrics."""
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sweep.config.metrics import check_metric_name
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import SequenceStream, TokenizedText
 from sweep.errors import SweepError
@@ -33,9 +33,7 @@ class FinalEvaluation:
 
     def __post_init__(self) -> None:
         for name in self.metrics:
-            if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", str(name)):  # by MLflow's rule
-                expected = "have names of letters, digits and _ . -, with / between parts"
-                raise SweepError(f"metrics must {expected}, got {name!r}. Rename it.")
+            check_metric_name(f"valid/{name}")
         if self.valid_losses is not None:
             total, tokens = self.valid_losses.sum(axis=0)
             object.__setattr__(self, "metrics", {**self.metrics, "loss": float(total / tokens)})

@@ -369,7 +369,7 @@ def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server):
     assert not is_mirrored(sweep.folder, None)
 
     server.start()
-    following = Mirror(sweep.folder, sweep.plan, None)  # the address is in tracking.json
+    following = Mirror(sweep.folder, sweep.plan, server.uri)
     following.start()
     assert following.close(60) == ""
     assert_stored_once(sweep, server.uri, 0, 1)

@@ -143,7 +143,8 @@ def test_the_page_of_a_sweep_on_a_server_is_printed(sweep, server):
     server.start()
     sweep.train(0, 3)
     sweep.sync(server.uri)
-    result = CliRunner().invoke(command, ["ui", str(sweep.folder.path)], catch_exceptions=False)
+    words = ["ui", str(sweep.folder.path), "--tracking-uri", server.uri]
+    result = CliRunner().invoke(command, words, catch_exceptions=False)
     page, query = parts_of(result.output.strip())
     assert page.startswith(f"{server.uri}/#/experiments/")
     assert query["viewStateShareKey"] == sweep.plan.sweep_uid
