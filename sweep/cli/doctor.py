@@ -2,10 +2,10 @@
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import re
 import shutil
+import tempfile
 from typing import Any
 
 from sweep.cli.options import say
@@ -32,7 +32,9 @@ def examine_machine() -> dict[str, Any]:
     devices = _devices(problems, notes) if packages["torch"] else []
     cache = cache_dir()
     parent = next(path for path in (cache, *cache.parents) if path.exists())
-    if not os.access(parent, os.W_OK):
+    try:
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError:
         problems.append(f"the cache {cache} is not writable: `export SWEEP_CACHE=FOLDER`")
     return {
         "python": platform.python_version(),

@@ -21,6 +21,7 @@ from sweep.config.objects import (
     load_object,
     title_of_command,
 )
+from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
 from sweep.errors import SweepError, did_you_mean
 from sweep.experiments import SHIPPED
@@ -407,6 +408,7 @@ def load_experiment(
     sizes = {key: parse_count(fields.pop(key), key) for key in (*SIZES, "lora") if key in fields}
     fields["model"] = {**preset, **changes, **sizes}
     if options := fields.pop("model_option", None):
+        refuse_secrets(str(options), "model_option")
         own = parse_options(options, "model_option")
         fields["model"]["options"] = {**fields["model"].get("options", {}), **own}
     schedule = fields.get("schedule", {})
@@ -427,6 +429,7 @@ def _own_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, An
     """Return the fields of an experiment whose workload or command has its own model."""
     workload, command = str(fields.get("workload", "")), fields.get("command")
     if command is not None:
+        refuse_secrets(str(command))
         if others := sorted(fields.keys() - {*OF_COMMANDS["experiment"]}):
             is_in_file = "command" in flags and others[0] not in flags
             subject = f"experiment {fields['name']!r}" if is_in_file else others[0]

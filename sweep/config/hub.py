@@ -43,13 +43,27 @@ def weights_folder(source: str) -> Path:
     return folder
 
 
+def _own_home() -> dict[str, str]:
+    """Return a home for these libraries in SWEEP_CACHE if theirs cannot be written."""
+    cache = os.environ.get("SWEEP_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    usual = Path(f"{base}/huggingface")
+    try:
+        usual = usual.expanduser()
+        usual.mkdir(parents=True, exist_ok=True)
+        is_usable = os.access(usual, os.W_OK)
+    except (OSError, RuntimeError):  # the user may have no home
+        is_usable = False
+    return {} if is_usable or not cache else {"HF_HOME": f"{cache}/huggingface"}
+
+
 @contextmanager
 def hugging_face(library: str, subject: str, remedy: str) -> Iterator[Any]:
     """Import a library with telemetry off, and turn its errors into one sentence."""
     defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
     if not sys.stderr.isatty():
         defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    os.environ.update({**defaults, **os.environ})
+    os.environ.update({**defaults, **_own_home(), **os.environ})
     try:
         yield importlib.import_module(library)
     except SweepError:

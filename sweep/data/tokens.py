@@ -29,7 +29,7 @@ from sweep.data import sources
 from sweep.data.plain_text import SEPARATOR, Piece
 from sweep.errors import SweepError, user_code
 from sweep.trial import watchdog
-from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
+from sweep.trial.files import cache_dir, read_json, require_cache, sha256_of, write_json
 
 TOKENIZER = "tokenizer.json"
 TOKENS_FORMAT = 4  # of the files, and of how texts are read
@@ -177,6 +177,7 @@ def prepare_data(
     check_tokenizer(tokenizer)
     if text := find_prepared(identity, tokenizer, verify=True):
         return text
+    require_cache()
     folder = prepared_folder(identity, tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 from sweep import errors
 from sweep.plan.retry import Outcome, judge_death
-from sweep.trial.files import cache_dir
+from sweep.trial.files import cache_dir, require_cache
 from sweep.trial.folder import TrialFolder
 
 FORK = multiprocessing.get_context("fork")
@@ -54,7 +54,7 @@ def worker_environment() -> dict[str, str]:
         "GOMP_SPINCOUNT": "3000",  # trainings that share cores wait less for each other
         "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),  # glibc keeps freed memory for the next step
         "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor" / name),
+        "TORCHINDUCTOR_CACHE_DIR": str(require_cache() / "inductor" / name),
     }
     return {name: value for name, value in settings.items() if name not in os.environ}
 

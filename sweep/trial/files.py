@@ -29,7 +29,25 @@ STORAGE_REMEDIES: dict[int, str] = {
 def cache_dir() -> Path:
     """Return `SWEEP_CACHE`, or `sweep` in the XDG cache folder. Does not create it."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("SWEEP_CACHE") or f"{base}/sweep").expanduser().absolute()
+    try:
+        return Path(os.environ.get("SWEEP_CACHE") or f"{base}/sweep").expanduser().absolute()
+    except RuntimeError as error:  # the user has no home
+        raise SweepError("a cache needs a home folder. Set SWEEP_CACHE to a folder.") from error
+
+
+def require_cache() -> Path:
+    """Return the cache folder, which is created; refuse one that cannot be written."""
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    except OSError as error:
+        problem = f"must be a folder that can be written, got {error.strerror!r}"
+        raise SweepError(
+            f"the cache {folder} {problem}. Set SWEEP_CACHE to another one."
+        ) from error
+    return folder
 
 
 def canonical_json(data: Any) -> str:

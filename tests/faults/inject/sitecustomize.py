@@ -1,7 +1,8 @@
 """Python imports this at start: the process fails where the variable FAULT says.
 
 FAULT is JSON: `process` (command or worker), `event` (an audit event of Python, such as open or
-os.rename), `path` (a pattern of one of its arguments), `action` (kill, or the name of an errno),
+os.rename), `path` (a pattern of one of its arguments, or of the file that is open by its number),
+`action` (kill, or the name of an errno),
 `hits` (a file with a byte for every matching event of all processes), `number` (the event that
 fails, counted from 1), `lasts` (true if all later events fail too).
 If the variable CLOCK is set, to a seed, every reading of the clock jumps.
@@ -40,6 +41,8 @@ if FAULT and ("run" in sys.orig_argv) == (FAULT["process"] == "command"):
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
         if event == FAULT["event"] and "FAULT" in os.environ:
+            if event == "fcntl.flock":
+                arguments = (os.readlink(f"/proc/self/fd/{arguments[0]}"),)
             for argument in arguments:
                 if isinstance(argument, str | bytes | os.PathLike):
                     path = os.fsdecode(argument)
