@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from sweep.cli.options import say
@@ -32,9 +34,7 @@ def examine_machine() -> dict[str, Any]:
     devices = _devices(problems, notes) if packages["torch"] else []
     cache = cache_dir()
     parent = next(path for path in (cache, *cache.parents) if path.exists())
-    try:
-        tempfile.TemporaryFile(dir=parent).close()
-    except OSError:
+    if not _is_writable(parent):
         problems.append(f"the cache {cache} is not writable: `export SWEEP_CACHE=FOLDER`")
     return {
         "python": platform.python_version(),
@@ -46,6 +46,14 @@ def examine_machine() -> dict[str, Any]:
         "problems": problems,  # to be repaired
         "notes": notes,
     }
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not decide, for root
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _devices(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:

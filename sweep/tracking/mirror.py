@@ -140,8 +140,9 @@ class Mirror(threading.Thread):
                 self._deadline = max(self._deadline, time.monotonic() + 30.0)
 
     def _note(self, trial_id: str, damage: Exception) -> None:
-        sentence = store.one_sentence(damage).rstrip(".")
-        self._problems.append(f"trial {trial_id}: {sentence}.")
+        is_ours = isinstance(damage, SweepError)  # with a remedy
+        sentence = str(damage) if is_ours else f"{store.one_sentence(damage).rstrip('.')}."
+        self._problems.append(f"trial {trial_id}: {sentence}")
 
     def _connect(self) -> None:
         own, name = self.folder.path / "mlflow.db", self.plan.experiment

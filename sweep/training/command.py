@@ -34,7 +34,8 @@ SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 END_BYTES = 1 << 14  # size of the end of the output, which may name the reason of a failure
 MAX_LINE_BYTES = 1 << 20  # of a line in the log
-MOST_POINTS = 1000  # lines that are kept of each kind: with a validation value, and without one
+# Parts of the steps; each keeps its last line with a validation value, and its last one without.
+MOST_POINTS = 1000
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
 SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
 PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not measured
@@ -213,7 +214,7 @@ def run_command(
         _stop(process)
     metrics_sha256, seconds = report.save(), report.seconds
     if report.left_out:
-        kept = f"at most {MOST_POINTS} with and {MOST_POINTS} without validation metrics are kept"
+        kept = f"each of {MOST_POINTS} parts keeps its last with, and without, validation metrics"
         print(f"the curve leaves out {report.left_out} reported steps: {kept}", flush=True)
     if ending == "trained" and process.returncode:
         oom_killed = oom_kills() > killed_before

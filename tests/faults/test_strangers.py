@@ -3,12 +3,14 @@
 import contextlib
 import gzip
 import hashlib
+import http.server
 import os
 import re
 import sqlite3
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,54 @@ def test_a_recorded_database_outside_the_folder_is_not_opened(stranger, tmp_path
     assert victim.read_bytes() == b""
     write_json(stranger.tracking_path, record | {"tracking_uri": 5})
     assert sweep("report", stranger.path)[0] == 2
+    count("refused")
+
+
+@contextlib.contextmanager
+def listening_server():
+    """Serve HTTP, and yield the address and the headers of the requests that arrive."""
+    received = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self):
+            received.append(dict(self.headers))
+            self.send_error(500)
+
+        do_GET = do_POST = do_PUT = answer
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", received
+        server.shutdown()
+
+
+def test_a_recorded_server_gets_no_request_unless_the_user_names_it(stranger, count):
+    token = {"MLFLOW_TRACKING_TOKEN": "SECRET"}
+    words = ("run", "quick", "--batches", "4,8", "--out", stranger.path, "--yes")
+    with listening_server() as (uri, received):
+        record = {"is_default": False, "tracking_uri": uri, "mirrored_sha256": ""}
+        write_json(stranger.tracking_path, record)
+        before = {path: path.stat().st_mtime_ns for path in stranger.path.rglob("*")}
+        for command in ("report", "ui"):
+            code, _, stderr = sweep(command, stranger.path, **token)
+            assert code == 2 and f"--tracking-uri {uri}" in stderr and stderr.count("\n") == 1
+        assert {path: path.stat().st_mtime_ns for path in stranger.path.rglob("*")} == before
+        trial = stranger.trials()[0]
+        for command in ("status", "log", "clean", "stop"):
+            sweep(command, stranger.path, *([trial.id] if command == "log" else []), **token)
+        trial.result_path.unlink()
+        code, _, stderr = sweep(*words, "--device", "cpu", **token)
+        assert code == 2, stderr
+        assert received == []
+        code, _, stderr = sweep("report", stranger.path, "--tracking-uri", uri, **token)
+        assert code == 0 and f"--tracking-uri {uri}" in stderr  # the command that completes it
+        assert received[0]["Authorization"] == "Bearer SECRET"
+        received.clear()
+        assert sweep("report", stranger.path, MLFLOW_TRACKING_URI=f"{uri}/", **token)[0] == 0
+        assert received
     count("refused")
 
 

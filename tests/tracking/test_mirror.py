@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,14 +16,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command
 from sweep.config.colors import batch_colors
+from sweep.errors import CorruptFile
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State
+from sweep.trial.folder import Cause, State, find_damage
 from sweep.trial.lease import Lease
-from tests.servers import Proxy, Service, load_stored_sweep, logged_points
+from tests.servers import Proxy, Service, load_stored_sweep, logged_points, stored_points
 from tests.tracking.conftest import until
 
 FILES = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
@@ -308,6 +311,88 @@ def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep, name):
     damaged.write_text(good)
     sweep.sync()
     sweep.assert_mirrored()
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_curve_keeps_no_result_from_the_store_and_names_its_remedy(sweep, damage):
+    for index in range(2):
+        sweep.train(index, 3)
+    path = sweep.trial(1).metrics_path
+    good = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(good[:-1] + b" \n")
+    for _ in range(2):  # it is said again, as long as it holds
+        sentence = Mirror(sweep.folder, sweep.plan, None).deliver()
+        assert str(sweep.trial(1).path) in sentence and "Restore" in sentence
+        assert not is_mirrored(sweep.folder, None)
+    sweep.assert_mirrored(0)
+    run = sweep.run(1)
+    assert (run.info.status, run.data.tags["sweep.state"]) == ("FINISHED", "COMPLETE")
+    assert run.data.metrics["final/valid_loss"] == 2.0 / 3 + 1
+    assert artifacts(sweep, run) == FILES - {"metrics.jsonl"}
+    with pytest.raises(CorruptFile) as problem:
+        sweep.trial(1).read_metrics()
+    assert str(problem.value) in sentence
+    assert str(problem.value) in find_damage(sweep.folder)  # `sweep status --verify`
+    assert str(problem.value) in load_sweep(sweep.folder.path).warnings[0]
+    path.write_bytes(good)
+    sweep.sync()
+    sweep.assert_mirrored(0, 1)
+    assert sweep.run(1).info.run_id == run.info.run_id
+    assert artifacts(sweep, sweep.run(1)) == FILES
+
+
+def test_a_curve_that_is_damaged_later_stays_in_the_store(sweep):
+    sweep.train(0, 3)
+    sweep.sync()
+    sweep.assert_mirrored(0)
+    before = stored_points(connect(sweep.record["tracking_uri"]), sweep.run(0).info.run_id)
+    sweep.trial(0).metrics_path.write_text("damaged")
+    sweep.set_state(0, State.COMPLETE, message="its state has changed")
+    assert Mirror(sweep.folder, sweep.plan, None).deliver()
+    assert stored_points(connect(sweep.record["tracking_uri"]), sweep.run(0).info.run_id) == before
+
+
+def test_a_long_log_is_mirrored_with_its_beginning_and_its_end(sweep):
+    sweep.train(0, 3)
+    log = sweep.trial(0).log_path
+    lines = [f"line {number:08}\n" for number in range(300_000)]
+    log.write_text("".join(lines))
+    sweep.train(1, 3)
+    sweep.sync()
+    client = connect(sweep.record["tracking_uri"])
+    copy = Path(client.download_artifacts(sweep.run(0).info.run_id, "log.txt"))
+    text, whole = copy.read_bytes(), log.read_bytes()
+    mib = 1 << 20
+    assert text[:mib] == whole[:mib] and text[-mib:] == whole[-mib:]
+    between = text[mib:-mib].decode()
+    assert str(len(whole) - 2 * mib) in between and str(log) in between
+    assert len(between) < 1000 and log.read_bytes() == whole
+    short = Path(client.download_artifacts(sweep.run(1).info.run_id, "log.txt"))
+    assert short.read_bytes() == sweep.trial(1).log_path.read_bytes()
+
+
+def test_the_command_that_restores_a_deleted_experiment_works(sweep):
+    sweep.train(0, 3)
+    sweep.sync()
+    client = connect(sweep.record["tracking_uri"])
+    client.delete_experiment(client.get_experiment_by_name("words").experiment_id)
+    sweep.train(1, 3)
+    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror.start()
+    start = time.monotonic()
+    sentence = mirror.close(60)
+    assert time.monotonic() - start < 30  # no later pass could send it
+    commands = re.findall("`(.*?)`", sentence)
+    program = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{program}:{os.environ['PATH']}"}
+    for words in commands:
+        subprocess.run(words, shell=True, check=True, env=environment, cwd=sweep.folder.path.parent)
+    assert [words.split()[0] for words in commands][1] == "sweep"
+    sweep.assert_mirrored(0, 1)
+    assert is_mirrored(sweep.folder, None)
 
 
 def count_points(database):

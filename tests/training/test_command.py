@@ -58,6 +58,14 @@ def test_the_lines_and_the_result_of_a_command_are_kept(attempts):
         "a name without a group": ("report(t + 1, loss=1.0)", "by names such as train/loss"),
         "a metric that is a text": ('report(t + 1, train_lr="high")', "hold numbers"),
         "a metric that is a truth value": ("report(t + 1, train_lr=True)", "hold numbers"),
+        "a time of sweep": ("report(t + 1, perf_seconds=1.0)", "'perf/seconds'"),
+        "a result of sweep": ("report(t + 1, Final_valid=1.0)", "'Final/valid'"),
+        "a system metric": ("report(t + 1, **{'SYSTEM/gpu': 1.0})", "'SYSTEM/gpu'"),
+        "a name that is a path": ("report(t + 1, **{'train/..': 1.0})", r"'train/\.\.'"),
+        "a name that is long": ("report(t + 1, **{'train/' + 300 * 'x': 1.0})", "up to 200"),
+        "a name below another": ("report(t + 1, **{'train/loss/x': 1.0})", "'train/loss/x'"),
+        "a name in other letters": ("report(t + 1, **{'train/Loss': 1.0})", "'train/Loss'"),
+        "a long line": ("report(t + 1, **{'train/' + (1 << 20) * 'x': 1.0})", "less than 1 MiB"),
     }.values(),
 )
 def test_a_wrong_line_fails_the_trial_with_a_sentence_that_shows_it(attempts, new, problem):
@@ -318,6 +326,18 @@ def test_many_lines_are_thinned_but_validation_values_are_kept(attempts):
         *range(8, 5000, 500),
         5000,
     ]
+
+
+def test_validation_values_of_every_step_are_thinned_evenly_and_this_is_said(attempts):
+    line = "report(t + 1, train_loss=w * w / 2)"
+    own = attempts(line, "report(t + 1, valid_loss=float(t))", budget=20_000)
+    assert own.run().kind == "complete"
+    lines = read_metrics(own.trial.metrics_path)
+    assert [line["step"] for line in lines][:3] == [5, 10, 15]
+    assert [line["step"] for line in lines][-3:] == [4995, 4999, 5000]
+    assert all(line["step"] == line["valid/loss"] + 1 for line in lines[:-1])
+    assert len(lines) == 1001
+    assert "leaves out 3999 reported steps" in own.trial.log_path.read_text()
 
 
 def test_a_long_output_is_cut_and_an_objective_may_have_another_name(attempts):

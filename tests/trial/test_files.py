@@ -6,6 +6,7 @@ import math
 import pytest
 
 from sweep.errors import CorruptFile, Superseded, SweepError
+from sweep.trial import files
 from sweep.trial.files import (
     MetricsLog,
     is_start_intact,
@@ -118,3 +119,25 @@ def test_a_changed_start_is_not_intact(tmp_path):
     assert not is_start_intact(path, 3, sha256)
     assert not is_start_intact(path, 4, sha256)
     assert not is_start_intact(tmp_path / "missing", 3, sha256)
+
+
+def test_a_curve_is_bounded_where_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_CURVE_BYTES", 1000)
+    log = MetricsLog(tmp_path / "m", 0, lambda: None)
+    position = {"time": 1.0, "step": 1, "tokens": 1}
+    with pytest.raises(SweepError, match="less often"):
+        for _ in range(100):
+            log.append({**position, "train/loss": 1.0})
+    log.close()
+    assert 10 < len(read_metrics(tmp_path / "m")) < 20
+
+
+@pytest.mark.parametrize("name", ["loss", "train/..", "train//x", "train/a b", "train/Loss"])
+def test_no_curve_gets_a_metric_that_a_store_refuses(tmp_path, name):
+    log = MetricsLog(tmp_path / "m", 0, lambda: None)
+    position = {"time": 1.0, "step": 1, "tokens": 1}
+    log.append({**position, "train/loss": 1.0, "perf/mfu": None})
+    with pytest.raises(SweepError, match="metrics"):
+        log.append({**position, "train/loss": 1.0, name: 1.0})
+    log.close()
+    assert read_metrics(tmp_path / "m") == [{**position, "train/loss": 1.0, "perf/mfu": None}]

@@ -1,5 +1,7 @@
 """Locks die with their owner; counters decide where locks are not shared."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ import time
 
 import pytest
 
-from sweep.errors import FolderInUse
+from sweep.errors import FolderInUse, SweepError
 from sweep.trial import lease
 from sweep.trial.files import canonical_json, seal
 from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
@@ -131,3 +133,30 @@ def test_the_lease_of_another_trial_or_with_nonsense_has_no_owner(tmp_path, chan
 def test_a_torn_owner_line_is_not_an_error(tmp_path):
     (tmp_path / "l").write_bytes(b'{"pid": 1, "ho')
     assert read_owner(tmp_path / "l") == {}
+
+
+@pytest.mark.parametrize("name", ["ENOLCK", "EOPNOTSUPP", "ENOSYS", "EACCES", "EIO"])
+def test_a_file_system_without_locks_is_not_a_busy_folder(tmp_path, monkeypatch, name):
+    def fail(*_):
+        number = getattr(errno, name)
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "sweep.lock"
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for take in (Lease, is_locked, refuse_live_owner_elsewhere, LeaseWatch(path).is_alive):
+        path.touch()
+        with pytest.raises(SweepError) as refused:
+            take() if take.__name__ == "is_alive" else take(path)
+        assert not isinstance(refused.value, FolderInUse)
+        assert os.strerror(getattr(errno, name)) in str(refused.value)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lock_that_another_process_holds_is_the_only_sign_of_one(holder):
+    _, path = holder
+    with path.open("rb+") as file:
+        assert not lease.try_lock(file, path, fcntl.LOCK_SH)
+    free = path.with_name("free")
+    with free.open("wb") as file:
+        assert lease.try_lock(file, free, fcntl.LOCK_EX)
