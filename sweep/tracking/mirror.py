@@ -65,7 +65,8 @@ class Mirror(threading.Thread):
         self._colors = batch_colors(row.batch_size for row in plan.trials)
         self._is_locked = False  # another process locks the database
         self._error = "it has not answered in time"  # empty: the last pass came to its end
-        self._problems: list[str] = []  # sentences about what no later pass can send, with remedies
+        # Sentences with remedies about what no later pass can send: all, or damaged trials by id.
+        self._refusal, self._damage = "", dict[str, str]()
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
         self._save_record("")
@@ -82,10 +83,11 @@ class Mirror(threading.Thread):
         command = f"sweep report {shlex.quote(str(self.folder.path))}"
         if not self._record["is_default"]:
             command += f" --tracking-uri {shlex.quote(uri)}"
-        if self._problems:
-            others = len(self._problems) - 1
-            more = f" The same holds for {others} more trials." if others else ""
-            lack = f"MLflow at {uri} lacks a part of this sweep: {self._problems[0]}{more}"
+        problems = [self._refusal] if self._refusal else [*self._damage.values()]
+        if problems:
+            others = len(problems) - 1
+            more = f" {others} more trials have damaged files." if others else ""
+            lack = f"MLflow at {uri} lacks a part of this sweep: {problems[0]}{more}"
             return f"{lack} Then `{command}` delivers the rest."
         reason = self._error or "the time limit has passed"
         lack = f"MLflow at {uri} lacks a part of this sweep ({reason})"
@@ -104,7 +106,7 @@ class Mirror(threading.Thread):
             self._try_pass(is_last=False)
             self._closing.wait(PAUSE_SECONDS)
         self._try_pass(is_last=True)
-        while not (self._is_connected or self._problems) and time.monotonic() < self._deadline:
+        while not (self._is_connected or self._refusal) and time.monotonic() < self._deadline:
             time.sleep(1.0)
             self._try_pass(is_last=True)
 
@@ -117,8 +119,7 @@ class Mirror(threading.Thread):
             digest = store.digest(self.folder) if is_last else ""
             if not self._is_connected:
                 self._connect()
-            self._error, self._is_locked = "", False
-            self._problems = []
+            self._error, self._refusal, self._is_locked = "", "", False
             self._mirror_parent(is_last)
             for row in self.plan.known_trials:
                 if time.monotonic() > self._deadline:
@@ -127,10 +128,10 @@ class Mirror(threading.Thread):
                     self._mirror_trial(row, is_last)
                 except (SweepError, ValueError, KeyError) as damage:  # a file is damaged
                     self._note(str(row.id), damage)
-            if is_last and not self._problems:
+            if is_last and not self._damage:
                 self._save_record(digest)
         except SweepError as error:
-            self._problems, self._is_connected = [str(error)], False
+            self._refusal, self._is_connected = str(error), False
         except Exception as error:  # no failure of a store may reach training
             self._error, self._is_connected = store.one_sentence(error), False
             was_locked, self._is_locked = self._is_locked, store.sqlite_fault(error) == "locked"
@@ -142,7 +143,7 @@ class Mirror(threading.Thread):
     def _note(self, trial_id: str, damage: Exception) -> None:
         is_ours = isinstance(damage, SweepError)  # with a remedy
         sentence = str(damage) if is_ours else f"{store.one_sentence(damage).rstrip('.')}."
-        self._problems.append(f"trial {trial_id}: {sentence}")
+        self._damage[trial_id] = f"trial {trial_id}: {sentence}"
 
     def _connect(self) -> None:
         own, name = self.folder.path / "mlflow.db", self.plan.experiment
@@ -239,6 +240,7 @@ class Mirror(threading.Thread):
         sent = status, length, is_last, self._colors[row.batch_size]
         if self._sent.get(trial.id) == sent or (run is None and status.state is State.WAITING):
             return
+        self._damage.pop(trial.id, None)
         is_running = status.state is State.RUNNING and not is_last
         run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
         files = [name for name in MIRRORED_FILES if (trial.path / name).exists()]

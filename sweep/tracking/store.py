@@ -288,11 +288,26 @@ def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | 
     return runs[chosen]
 
 
+def refuse_remote_artifacts(path: Path) -> None:
+    """Refuse a database with artifacts on a server, which would get the user's token."""
+    columns = {"experiments": "artifact_location", "runs": "artifact_uri"}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for table, column in columns.items():
+            is_remote = f"{column} LIKE '%:/%' AND {column} NOT LIKE 'file:%'"
+            with contextlib.suppress(sqlite3.Error):  # MLflow's server says what is wrong
+                row = connection.execute(f"SELECT {column} FROM {table} WHERE {is_remote}")
+                if address := row.fetchone():
+                    problem = f"names artifacts on a server, {str(address[0])[:200]!r}"
+                    raise SweepError(f"{path} {problem}. Remove it, and call `sweep report`.")
+
+
 def ui_command(folder: SweepFolder, uri: str, port: int) -> list[str]:
     """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
     if (path := sqlite_path(uri)) and not path.exists():
         remedy = f"Create it with `sweep report {folder.path}`."
         raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
+    if path and uri == default_tracking_uri(folder):  # the user has named any other one
+        refuse_remote_artifacts(path)
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
     command = [sys.executable, "-m", "mlflow", "server"]

@@ -159,6 +159,17 @@ def test_a_recorded_server_gets_no_request_unless_the_user_names_it(stranger, co
     count("refused")
 
 
+def test_the_ui_serves_no_database_with_artifacts_on_a_server(stranger, count):
+    assert sweep("report", stranger.path)[0] == 0
+    path = stranger.path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE runs SET artifact_uri = 'mlflow-artifacts://host:80/1'")
+        connection.commit()
+    code, _, stderr = sweep("ui", stranger.path)
+    assert code == 2 and "mlflow-artifacts" in stderr and stderr.count("\n") == 1
+    count("refused")
+
+
 @pytest.mark.slow
 def test_a_database_of_artifacts_elsewhere_is_set_aside(stranger, tmp_path, count):
     assert sweep("report", stranger.path)[0] == 0
