@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sweep.config.hub import weights_folder
 from sweep.config.trial import tokenizer_of
 from sweep.data.tokens import prepare_data
-from sweep.errors import SweepError
+from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration import planning
 from sweep.orchestration.costs import check_disk
 from sweep.orchestration.executors import Executor, build_executor, check_services
@@ -175,6 +175,18 @@ def _rounds(planned: planning.Planned, schedule: Scheduler) -> Iterator[dict[str
         yield schedule.add(rows)
 
 
+def _take_lease(folder: SweepFolder, is_new: bool) -> Lease:
+    """Take the sweep's lock; if the file system has no locks, leave nothing in a new folder."""
+    try:
+        return Lease(folder.lock_path)
+    except FolderInUse:
+        raise
+    except SweepError:
+        if is_new:
+            folder.lock_path.unlink(missing_ok=True)
+        raise
+
+
 @contextlib.contextmanager
 def holding(folder: SweepFolder) -> Iterator[None]:
     """Hold the sweep's lock, or raise FolderInUse. If no plan is written, leave no new folder."""
@@ -182,7 +194,7 @@ def holding(folder: SweepFolder) -> Iterator[None]:
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
         refuse_live_owner_elsewhere(folder.lock_path)
-        with Lease(folder.lock_path):
+        with _take_lease(folder, is_new=bool(created)):
             folder.stop_path.unlink(missing_ok=True)  # meant for an earlier command
             for part in folder.half_written():
                 remove(part)

@@ -5,19 +5,26 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError, without_secrets
-from sweep.tracking.store import (
+from sweep.tracking.addresses import (
     check_tracking_uri,
+    mlflow_address,
+    sqlite_address,
+    sqlite_path,
+    with_driver,
+    without_password,
+)
+from sweep.tracking.store import (
     connect,
     default_tracking_uri,
     prepare_environment,
+    recorded_uri,
     restore_sweep,
-    with_driver,
-    without_password,
 )
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder
@@ -85,6 +92,46 @@ def test_addresses_become_absolute_and_canonical_or_are_refused(tmp_path, monkey
     for uri in ("mlruns", "./mlflow.db", "file:///mlruns", "", "http://"):
         with pytest.raises(SweepError, match="tracking URI must be a server or a database"):
             check_tracking_uri(uri)
+
+
+@pytest.mark.parametrize("name", ["a%2Fb", "a?b", "a#b;c@d&e", "{x} [y]", "100%", "ü'\"$"])
+def test_the_address_of_a_file_leads_back_to_it(tmp_path, name):
+    path = tmp_path / name / "mlflow.db"
+    address = sqlite_address(path)
+    assert sqlite_path(address) == sqlite_path(mlflow_address(address)) == path
+    assert check_tracking_uri(address) == address
+    assert default_tracking_uri(SweepFolder(tmp_path / name)) == address
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:////x/a?b.db",
+        "sqlite:///file:x.db?uri=true",
+        "sqlite:///:memory:",
+        "sqlite://host/x.db",
+        "sqlite+other:////x.db",
+    ],
+)
+def test_an_address_that_does_more_than_to_name_a_file_is_refused(uri):
+    with pytest.raises(SweepError):
+        check_tracking_uri(uri)
+    assert check_tracking_uri("sqlite:////x/a.db?timeout=9") == "sqlite:////x/a.db?timeout=9"
+    assert sqlite_path("sqlite:////x/a.db?timeout=9") == Path("/x/a.db")
+
+
+def test_a_recorded_store_is_used_only_if_it_is_the_users(tmp_path, monkeypatch):
+    folder = SweepFolder(tmp_path)
+    record = {"is_default": False, "tracking_uri": "http://host:5000", "mirrored_sha256": ""}
+    for other in ("", "databricks", "http://host:5001", "http://host:5000.example.org"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+        with pytest.raises(SweepError, match="--tracking-uri http://host:5000 "):
+            recorded_uri(folder, record)
+    for own in ("http://host:5000", "http://host:5000/", "http://user:secret@host:5000"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
+        assert recorded_uri(folder, record) == own.rstrip("/")
+    own = {"is_default": True, "tracking_uri": "http://host:5000", "mirrored_sha256": ""}
+    assert recorded_uri(folder, own) == default_tracking_uri(folder)
 
 
 def test_recognising_a_mirrored_sweep_imports_no_mlflow(tmp_path):
