@@ -74,34 +74,59 @@ def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
 
 
 def with_transformers(
-    fields: dict[str, Any], usual: Mapping[str, Any], flags: Mapping[str, Any]
+    fields: dict[str, Any],
+    usual: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    keeps_sizes: bool = False,
 ) -> dict[str, Any]:
     """Replace the name of a model of transformers, or the model of the init, by its fields.
 
-    The context is the usual one, at most the model's; for grpo, where it is a bound, the model's.
+    The vocabulary is that of the experiment's tokenizer, and the context is the experiment's, at
+    most the model's; for grpo, where it is a bound, the model's. With `keeps_sizes` both are the
+    model's, unless they were set for this model. `replaced_sizes` lists what is not used.
     """
     init, model = fields.get("init"), fields.get("model")
     if isinstance(init, str) and (found := fields_of_model(init, is_start=True)):
         if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
             raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
-        own = {"init": pin(init), "tokenizer": "pretrained"}
+        own: dict[str, Any] = {"init": pin(init), "tokenizer": "pretrained"}
     elif is_model_source(model) and (found := fields_of_model(str(model), is_start=False)):
         own = {"model_source": pin(str(model))}
     else:
         return fields
-    given = {**usual, **flags}
-    sizes = {key: parse_count(given[key], key) for key in SIZES if given.get(key) is not None}
-    most, is_bound = found["context"], fields.get("workload") == "grpo"
-    if "context" in flags and sizes["context"] > most:
-        problem = f"context must be at most the model's {most}, got {sizes['context']}"
-        raise SweepError(f"{problem}. Lower it.")
-    if "context" not in flags:
-        sizes["context"] = most if is_bound else min(sizes.get("context", most), most)
-    if own.get("tokenizer", fields.get("tokenizer")) == "pretrained":
+
+    is_pretrained = own.get("tokenizer", fields.get("tokenizer")) == "pretrained"
+    if is_pretrained and "vocabulary" in flags:
+        raise SweepError("vocabulary must be left out: the pretrained tokenizer sets it.")
+    # Sizes in the file belong to the file's model, not to an init that a flag names.
+    stated = flags if "init" in flags else fields
+    used = stated if keeps_sizes else {**usual, **flags}
+    sizes = {key: parse_count(used[key], key) for key in SIZES if used.get(key) is not None}
+
+    most = found["context"]
+    if stated.get("context") is not None:
+        context = parse_count(stated["context"], "context")
+        if context > most:
+            problem = f"context must be at most the model's {most}, got {context}"
+            raise SweepError(f"{problem}. Lower it.")
+    elif fields.get("workload") == "grpo":
+        sizes["context"] = most
+    else:
+        sizes["context"] = min(sizes.get("context", most), most)
+    if is_pretrained:
         sizes.pop("vocabulary", None)  # the model's
     else:
         found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
     if "init" in flags and isinstance(fields.get("schedule"), dict):
         fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
     kept = {key: value for key, value in fields.items() if key not in SIZES}
-    return {**kept, **own, "model": {**found, **sizes}}
+    model = {**found, **sizes}
+    replaced = [("model", key, found[key], model[key]) for key in SIZES]
+    if not keeps_sizes and sizes.get("context") == most and used.get("context") is not None:
+        replaced.append(("experiment", "context", parse_count(used["context"], "context"), most))
+    own["replaced_sizes"] = [
+        {"owner": owner, "name": key, "size": size, "used": size_used}
+        for owner, key, size, size_used in replaced
+        if size != size_used
+    ]
+    return {**kept, **own, "model": model}

@@ -165,6 +165,11 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Target": settings.target
         and f"a trial ends when its validation loss stays below {settings.target:g}",
         "Initial weights": settings.init,
+        "Sizes": "; ".join(
+            f"{size.name} {size.used:,} in place of the {size.owner}'s {size.size:,}"
+            for size in plan.model.replaced_sizes
+        ),
+        "Memory": plan.execution.reason,
         "Epochs of the data": f"{plan.epochs:.3g}"
         if plan.epochs
         else plan.data and "unknown, and the last evaluation not counted, until it is tokenized",
@@ -186,7 +191,7 @@ def _internal_notes(plan: Plan) -> dict[str, Any]:
     return {name: text.replace("tokens", unit) for name, text in notes.items()} | {
         "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",
         "Compilation": plan.execution.compile_reason,
-        "Memory": f"forecast for eager steps. {plan.execution.reason}".strip(),
+        "Memory": f"The forecast is for eager steps. {plan.execution.reason}".strip(),
     }
 
 

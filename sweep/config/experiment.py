@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from sweep.config import settings
-from sweep.config.models import MODEL_PRESETS, ModelSettings, Positive, model_preset
+from sweep.config.models import (
+    MODEL_PRESETS,
+    ModelSettings,
+    Positive,
+    ReplacedSize,
+    model_preset,
+)
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.objects import (
@@ -281,6 +287,8 @@ class Experiment(TrainingSettings):
     init: Annotated[str | None, Flag(Group.MODEL, metavar="DIR")] = None
     """Weights to start from: hf:OWNER/NAME, or the folder of a model or of a trial."""
     model_source: Annotated[str | None, Field(exclude=True)] = None  # what `model` names
+    # sizes of a model of transformers, or of the experiment, that are not used
+    replaced_sizes: Annotated[tuple[ReplacedSize, ...], Field(exclude=True)] = ()
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
     declared: Declared | None = None  # by the user's workload, when it is planned
@@ -377,11 +385,14 @@ class Experiment(TrainingSettings):
 
 
 def load_experiment(
-    name: str | None = None, overrides: Mapping[str, Any] | None = None
+    name: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    keeps_model_sizes: bool = False,
 ) -> Experiment:
     """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field.
 
     By default it is `tinystories`; for the user's workload or command it has no model or text.
+    With `keeps_model_sizes` a model of transformers keeps its vocabulary and context.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     workload = str(flags.get("workload", ""))
@@ -398,7 +409,7 @@ def load_experiment(
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = settings.merge_settings(Experiment, fields, flags)
-    fields = load_object("with_transformers")(fields, usual, flags)
+    fields = load_object("with_transformers")(fields, usual, flags, keeps_model_sizes)
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
     fields |= _own_model(fields, flags)

@@ -74,6 +74,15 @@ class ObjectSettings(ForeignModel):
     options: dict[str, JsonValue] = Field(default={})
 
 
+class ReplacedSize(Settings):
+    """A size that the model is not trained with, because another one took precedence."""
+
+    owner: Literal["model", "experiment"]
+    name: str  # vocabulary or context
+    size: int
+    used: int
+
+
 ModelSettings = Annotated[
     TransformerSettings | HuggingFaceSettings | ObjectSettings, Field(discriminator="kind")
 ]

@@ -42,6 +42,7 @@ class Overrides(TypedDict, total=False):
     precision: Literal["auto", "fp32", "bf16", "bf16-pure"] | None
     question: str | None
     ray_address: str | None
+    replaced_sizes: str | Sequence[Mapping[str, Any]] | None
     schedule: Mapping[str, Any] | None
     seeds: int | str | None
     slurm: str | None

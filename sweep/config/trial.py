@@ -75,10 +75,11 @@ class Execution(Settings, use_attribute_docstrings=True):
     threads: int = 1  # CPU threads per process
     compile: bool = False  # torch.compile
     compile_reason: str = ""
-    microbatch_bound: int | None = None  # largest microbatch that fits by forecast
+    microbatch_bound: int | None = None  # largest that fits by forecast, as one of several
+    microbatch_bound_alone: int | None = None  # the same, as the only one of a step
     evaluation_batch_size: int = 32  # sequences
     checkpoint_seconds: float = 60.0  # longest time between two checkpoints
-    reason: str = ""  # why no forecast bounds the microbatch
+    reason: str = ""  # why no forecast bounds the microbatch, or why steps may not fit
 
     @property
     def device_type(self) -> str:
@@ -124,6 +125,11 @@ class TrialConfig(Settings):
     @property
     def group_size(self) -> int:
         return self.science.traits.group_size
+
+    @property
+    def sequences_per_device(self) -> int:
+        """Sequences of a step on each device."""
+        return self.science.batch_size // self.execution.devices
 
     def completions_at_once(self, microbatch_size: int) -> int:
         # Four microbatches, because sampling keeps no activations (docs/grpo.md).

@@ -1,12 +1,14 @@
 """Forecast the peak memory of eager training steps on tensors without data."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: used in no other file
 
+from sweep.config.numbers import format_bytes
 from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError, describe_error
 from sweep.memory.search import Forecast, find_largest
@@ -39,6 +41,43 @@ class Forecasts:
             if size == micro:
                 self.whole_steps[size] = forecast.peak_bytes
         return self._forecasts[key]
+
+    def bound(self, configs: Sequence[TrialConfig], limit_bytes: int) -> dict[str, Any]:
+        """Return changes of the execution with which planned steps fit; none if all fit already."""
+        largest: dict[tuple[str, bool], TrialConfig] = {}
+        for config in configs:
+            is_alone = config.microbatch_size == config.sequences_per_device
+            kind = config.science.optimizer.name, is_alone
+            others = [config, largest.get(kind, config)]
+            largest[kind] = max(others, key=lambda c: (c.microbatch_size, c.science.batch_size))
+        if all(self.of(config).needed_bytes <= limit_bytes for config in largest.values()):
+            return {}
+
+        group, execution = configs[0].group_size, configs[0].execution
+        cap = max(config.microbatch_size for config in configs)
+        alone = min(
+            self.find_largest(config, limit_bytes, cap, is_accumulated=False)
+            for config in largest.values()
+        )
+        accumulated = 0
+        if alone:
+            steps = largest.values()
+            accumulated = min(self.find_largest(config, limit_bytes, alone) for config in steps)
+
+        reason = ""
+        is_split = any(config.sequences_per_device > alone for config in configs)
+        if execution.microbatch or execution.accumulation:
+            reason = "By forecast, the microbatch that was set does not fit"
+        elif not alone or (is_split and not accumulated):
+            reason = f"By forecast, not even a microbatch of {group} fits"
+        if reason:
+            reason += f": steps may use {format_bytes(limit_bytes)}."
+        return {
+            "microbatch_bound": max(accumulated, group),
+            "microbatch_bound_alone": max(alone, group),
+            "evaluation_batch_size": min(execution.evaluation_batch_size, max(alone, group)),
+            "reason": reason,
+        }
 
     def find_largest(
         self,

@@ -13,16 +13,26 @@ import torch
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
-from sweep.errors import WorkerDied, describe_error
-from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
+from sweep.errors import SweepError, WorkerDied, describe_error
+from sweep.memory.search import (
+    DOES_NOT_FIT,
+    LINEAR,
+    SHARES,
+    UNKNOWN,
+    Measurement,
+    SearchResult,
+    find_largest,
+)
 from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
 
 STEPS = 3  # per point; the first creates optimizer states, the others are timed
-COLLAPSE = 0.6  # share of the best throughput of smaller points
+SLOW = 0.6  # share of the best throughput of smaller points
+POINT_SECONDS = 600  # of a point on a GPU, whose driver may hang; longer for more steps
 WARM_UP_STEPS = 2  # first steps of a soak, not part of the slope
+LEAST_SOAK = WARM_UP_STEPS + 3  # a slope needs three points for its interval
 
 Measure = Callable[[int, int, int], Measurement]  # takes batch size, microbatch size, steps
 OnPoint = Callable[[Measurement], object]
@@ -31,7 +41,9 @@ OnPoint = Callable[[Measurement], object]
 class Probe:
     """Measures points of one configuration, each once, and searches the largest that fits."""
 
-    def __init__(self, measure: Measure, limit_bytes: int, on_point: OnPoint) -> None:
+    def __init__(
+        self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
+    ) -> None:
         self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
         self._measured: dict[tuple[int, int, int], Measurement] = {}
         self.search = SearchResult()
@@ -46,22 +58,85 @@ class Probe:
         key = batch_size, microbatch_size, steps
         if key in self._measured:
             return self._measured[key]
-        smaller = [point for point in self.points if point.microbatch_size < microbatch_size]
-        rates = [point.tokens_per_second or 0.0 for point in smaller if point.status == "OK"]
-        best = max(rates, default=0.0)
-        for _ in range(2):  # another process may have slowed down the first measurement
-            point = self._measure(*key)
-            rate, retries = point.tokens_per_second or 0.0, point.allocator_retries
-            if point.status != "OK" or (not retries and rate >= COLLAPSE * best):
-                break
-            message = f"{rate:,.0f} tokens/s, the best smaller point {best:,.0f}"
-            if retries:
-                message = f"the allocator had to retry {retries} times"
-            point = replace(point, status="COLLAPSED", message=message)
+        point = self._judge(self._measure(*key))
+        if point.status == "COLLAPSED":  # another process may have used the device meanwhile
+            point = self._judge(self._measure(*key))
         self._measured[key] = point
         if steps == STEPS:
             self._on_point(point)
         return point
+
+    def _judge(self, point: Measurement) -> Measurement:
+        """Judge whether a step that ran also fits; low speed alone is only noted."""
+        if point.status != "OK":
+            return point
+        held = point.held_bytes or 0
+        if held > self._limit_bytes:
+            return replace(point, status="SPILLED", message=f"{format_bytes(held)} in use")
+        if point.allocator_retries:
+            message = f"the allocator had to retry {point.allocator_retries} times"
+            return replace(point, status="COLLAPSED", message=message)
+
+        size, rate = point.microbatch_size, point.tokens_per_second or 0.0
+        smaller = [p for p in self.points if p.status == "OK" and p.microbatch_size < size]
+        best = max((p.tokens_per_second or 0.0 for p in smaller), default=0.0)
+        if rate >= SLOW * best:
+            return point
+        speeds = f"{rate:,.0f} tokens/s, the best smaller point {best:,.0f}"
+        if point.is_device_full:
+            return replace(point, status="COLLAPSED", message=f"the device is full, {speeds}")
+        return replace(point, message=f"slow: {speeds}")
+
+    def find_largest(
+        self, unit: int, cap: int | None, soak_steps: int, parts_to_peak: Callable[[int], int]
+    ) -> None:
+        """Search the largest microbatch, and choose a size for each share of the limit."""
+        self.search = find_largest(self.peak_bytes, self._limit_bytes, unit, cap)
+        largest, line = self.search.largest, self.search.line
+        for name, share in SHARES.items() if largest else ():
+            bound = largest
+            if line and share < 1:
+                bound = line.largest(share * self._limit_bytes)
+            size = min(largest, max(unit, bound // unit * unit))
+            choice = self.choose(name, size, unit, soak_steps)
+            if choice is None:
+                continue
+            self.choices.append(choice)
+            if name == "balanced":
+                self.accumulated = self.accumulate(choice["microbatch_size"], unit, parts_to_peak)
+
+    def verdict(self, unit: int) -> str:
+        """Describe the result of the search by its points; refuse it if no step can run at all."""
+        search = self.search
+        points = {p.microbatch_size: p for p in self.points if p.batch_size == p.microbatch_size}
+        if not search.peaks:
+            return "measured as asked, without a search"
+        if not search.largest:
+            smallest = points[min(points)]
+            if smallest.status in UNKNOWN:
+                raise SweepError(
+                    f"steps must run to be measured, got {smallest.status} with a microbatch of "
+                    f"{smallest.microbatch_size} ({smallest.message}). Fix that first."
+                )
+            return f"a microbatch of {unit} does not fit"
+
+        sentence = f"{search.largest} fits, and no larger size was asked for"
+        larger = [points[size] for size in sorted(points) if size > search.largest]
+        if larger and larger[0].status in DOES_NOT_FIT:
+            following = f"{larger[0].microbatch_size} does not ({larger[0].status})"
+            sentence = f"{search.largest} fits and {following}, both measured"
+        elif larger:
+            cause = f"{larger[0].status}: {larger[0].message}"
+            unknown = f"whether {larger[0].microbatch_size} fits is not known ({cause})"
+            sentence = f"{search.largest} fits; {unknown}"
+        for point in points.values():
+            if point.microbatch_size < search.largest and point.status != "OK":
+                sentence += f"; {point.microbatch_size} failed ({point.status})"
+
+        if not search.is_bisected:
+            return sentence
+        is_linear = search.line is None or search.line.r_squared >= LINEAR
+        return f"{sentence}; {'' if is_linear else 'memory was not linear, so '}the search bisected"
 
     def peak_bytes(self, size: int) -> int | None:
         point = self.measure(size, size)
@@ -74,7 +149,7 @@ class Probe:
             if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
                 continue
             if soak_steps:
-                many = self.measure(size, size, max(soak_steps, WARM_UP_STEPS + 3))
+                many = self.measure(size, size, soak_steps)
                 if many.status != "OK":
                     continue
                 soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
@@ -106,16 +181,7 @@ def probe(
     for pair in sizes:
         probe.measure(*pair)
     if not sizes:
-        probe.search = find_largest(probe.peak_bytes, limit_bytes, unit, cap)
-    largest, line = probe.search.largest, probe.search.line
-    for name, share in SHARES.items() if largest else ():
-        bound = line.largest(share * limit_bytes) if line and share < 1 else largest
-        size = min(largest, max(unit, bound // unit * unit))
-        if (choice := probe.choose(name, size, unit, soak_steps)) is not None:
-            probe.choices.append(choice)
-            if name == "balanced":
-                size = choice["microbatch_size"]
-                probe.accumulated = probe.accumulate(size, unit, config.parts_to_peak)
+        probe.find_largest(unit, cap, soak_steps, config.parts_to_peak)
     return probe
 
 
@@ -135,9 +201,12 @@ def measure_in_process(
     config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
 ) -> Measurement:
     config = config.on_one_device(batch_size, microbatch_size)
+    timeout = POINT_SECONDS * max(1, steps / STEPS)
+    if config.execution.device_type == "cpu":
+        timeout = None  # other programs decide how long a point takes, and must not decide its size
     process = FreshProcess(measure, config, limit_bytes, steps)
     try:
-        return process.result(timeout=600 * max(1, steps / STEPS))  # type: ignore[no-any-return]
+        return process.result(timeout=timeout)  # type: ignore[no-any-return]
     except WorkerDied as error:
         status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
         outcome = judge_death(error.exit_code, error.oom_killed, None)

@@ -10,6 +10,10 @@ import numpy as np
 # Share of the memory limit that a choice may use, from the largest microbatch to the smallest.
 SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
 LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
+FULL = 0.02  # share of a device below which its free memory is too little for a step
+LINEAR = 0.999  # least R² of memory that is called linear
+DOES_NOT_FIT = ("OUT_OF_MEMORY", "SPILLED", "COLLAPSED")
+UNKNOWN = ("ERROR", "TIMEOUT")  # the step did not run, for a reason other than memory
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,14 @@ class Measurement:
 
     batch_size: int
     microbatch_size: int
-    status: str  # OK, OUT_OF_MEMORY, SPILLED, COLLAPSED, ERROR, TIMEOUT
+    status: str  # OK, one of DOES_NOT_FIT, or one of UNKNOWN
     message: str = ""
     rest_bytes: int | None = None  # between steps
     peak_bytes: int | None = None  # allocated by steps and evaluation
     reserved_bytes: int | None = None  # caching allocator, after the last step
     context_bytes: int = 0  # device memory of this process before its first tensor
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
+    free_bytes: int | None = None  # not in use on the device; None on a CPU
     total_bytes: int | None = None  # the limit
     allocator_retries: int | None = None
     seconds_per_step: float | None = None  # the fastest repetition of each phase
@@ -55,6 +60,13 @@ class Measurement:
         if self.peak_bytes is None:
             return None
         return max(self.peak_bytes, self.reserved_bytes or 0) + self.context_bytes
+
+    @property
+    def is_device_full(self) -> bool:
+        """Return True if the device has no memory left, so that a driver may use the host's."""
+        if self.free_bytes is None or self.device_bytes is None:
+            return False
+        return self.free_bytes < FULL * (self.free_bytes + self.device_bytes)
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -102,7 +114,7 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
 class SearchResult:
     peaks: dict[int, int | None] = field(default_factory=dict)  # by size, in order; None: unknown
     largest: int = 0  # 0 if not even one unit fits
-    is_bisected: bool = False  # memory was not linear in the size
+    is_bisected: bool = False  # lines through the points did not lead to the result
     is_capped: bool = False  # the largest allowed size fits
 
     @property

@@ -1,22 +1,23 @@
 """Memory of an experiment: `sweep forecast` predicts it, `sweep probe` measures and proves it."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sweep.config.experiment import SIZES
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
-from sweep.memory.probe import OnPoint, Probe, probe
+from sweep.memory.probe import LEAST_SOAK, OnPoint, probe
 from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration import planning
 from sweep.plan.plan import Plan
-from sweep.plan.steps import largest_divisor
-from sweep.training.device import USABLE_SHARE, device_memory
+from sweep.training.device import memory_limit, usable_memory
 from sweep.trial.folder import SweepFolder
 
 if TYPE_CHECKING:
@@ -27,30 +28,59 @@ if TYPE_CHECKING:
 HERE = SweepFolder(Path())
 
 
-def _plan_steps(
-    request: planning.Request, is_elsewhere: bool = False
-) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
-    """Plan one trial per batch size; return the plan, these trials and the common head."""
+def _plan_steps(request: planning.Request, is_elsewhere: bool = False) -> Plan:
+    """Plan one trial per batch size, of the experiment's first optimizer.
+
+    Each step is one microbatch, unless the user chose the microbatch.
+    """
     if request.experiment.command is not None:
         raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
-    experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
-    execution = request.execution
+    request, inputs = planning.identify_inputs(replace(request, folder=HERE, command=()))
+    experiment, execution = request.experiment, request.execution
+    # Memory does not depend on the budget, which may be less than a step of these sizes.
+    step_tokens = max(experiment.batches) * experiment.traits.tokens_per_sequence
+    changes = {"seeds": 1, "lr": "1e-3", "budget": step_tokens, "optimizers": ()}
     if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
-    whole = replace(request, experiment=experiment, execution=execution, folder=HERE, command=())
-    plan = HERE.located(planning.first_plan(*planning.identify_inputs(whole), is_elsewhere))
-    head = {
+    experiment = experiment.model_copy(update=changes)
+    whole = replace(request, experiment=experiment, execution=execution)
+    return HERE.located(planning.first_plan(whole, inputs, is_elsewhere))
+
+
+def _head(plan: Plan, sizes_in_run: Mapping[str, int] | None) -> dict[str, Any]:
+    """Return the keys that the documents of a forecast and of a probe share."""
+    return {
         "experiment": plan.experiment,
         "model": plan.model.model_dump(),
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
-        "device_memory_bytes": execution.device_memory_bytes,
+        "sizes_in_run": sizes_in_run,
+        "device_memory_bytes": plan.execution.device_memory_bytes,
         "group_size": plan.settings.traits.group_size,
         "samples": plan.settings.traits.samples,
         "device": plan.execution.device,
     }
-    return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head
+
+
+def _read_request(
+    experiment: str | None, values: Mapping[str, Any]
+) -> tuple[planning.Request, dict[str, int] | None]:
+    """Parse a command about a model with its own sizes.
+
+    Also return the vocabulary and the context that `sweep run` would use, if they differ.
+    """
+    request = planning.read_request(experiment, values, keeps_model_sizes=True)
+    if request.experiment.model_source is None and request.experiment.init is None:
+        return request, None
+    measured, trained = request.experiment.model, planning.read_request(experiment, values)
+    sizes = {name: getattr(trained.experiment.model, name) for name in SIZES}
+    is_same = all(getattr(measured, name) == size for name, size in sizes.items())
+    return request, None if is_same else sizes
+
+
+def _configs(plan: Plan) -> dict[int, TrialConfig]:
+    return {config.science.batch_size: config for config in plan.distinct_steps()}
 
 
 def forecast_memory(
@@ -59,29 +89,31 @@ def forecast_memory(
     """Return the document of `sweep forecast --json`, peak memory at every batch size.
 
     The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
-    largest microbatch that fits is used; with neither it nor `microbatch` the whole batch is one.
+    microbatches are those of the plan; with neither it nor `microbatch` the whole batch is one.
     """
-    request = planning.read_request(experiment, {"device": "cpu", **settings})
-    is_elsewhere = request.execution.device_type == "cuda"
-    plan, configs, head = _plan_steps(request, is_elsewhere)
-    devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
-    forecasts, last, group = Forecasts(devices, zero), max(configs), head["group_size"]
-    most, largest, part = configs[last], None, last  # largest that fits, alone and accumulated
-    if limit is not None:
-        limit = int(limit * USABLE_SHARE) if plan.execution.device_type == "cuda" else limit
-        largest = forecasts.find_largest(most, limit, is_accumulated=False)
-        if last // devices > largest:
-            part = forecasts.find_largest(most, limit, largest)
+    request, sizes_in_run = _read_request(experiment, {"device": "cpu", **settings})
+    plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
+    execution, group = plan.execution, plan.settings.traits.group_size
+    devices, zero = execution.devices, execution.zero
+    forecasts, limit, largest = Forecasts(devices, zero), None, None
+    whole_steps = _configs(plan)
+    last = max(whole_steps)
+    if execution.device_memory_bytes is not None:
+        limit = usable_memory(execution)
+        largest = forecasts.find_largest(whole_steps[last], limit, is_accumulated=False)
+        if not request.chooses_microbatch:
+            plan = plan.with_execution(microbatch=None)
+            plan = plan.with_execution(**forecasts.bound(plan.distinct_steps(), limit))
+
     points: dict[int, Forecast] = {}
-    for batch_size, config in configs.items():
-        own, size = batch_size // devices, config.microbatch_size
-        if largest is not None and own > largest and not request.chooses_microbatch:
-            size = largest_divisor(own, part, group)
-        points[batch_size] = forecasts.of(config.on_one_device(own, size))
+    for batch_size, config in _configs(plan).items():
+        sized = config.on_one_device(config.sequences_per_device, config.microbatch_size)
+        points[batch_size] = forecasts.of(sized)
+    most, point = whole_steps[last], points[last]
     if len(forecasts.whole_steps) < 2:
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
             forecasts.of(most.on_one_device(size, size))
-    line, point = fit_line(forecasts.whole_steps), points[last]
+    line = fit_line(forecasts.whole_steps)
     sized = most.on_one_device(last // devices, point.microbatch_size)
     stages = forecast_stages(sized, devices) if devices > 1 else []
 
@@ -93,7 +125,7 @@ def forecast_memory(
             "fits": None if limit is None else point.needed_bytes <= limit,
         }
 
-    return head | {
+    return _head(plan, sizes_in_run) | {
         "usable_bytes": limit,  # without the context and the fragmentation of a GPU
         "devices": devices,
         "zero": zero,
@@ -125,16 +157,20 @@ def probe_memory(
     On a CPU `device_memory` is half of the available memory by default. With a `microbatch`
     nothing is searched.
     """
-    request = planning.read_request(experiment, {**settings})
-    plan, configs, head = _plan_steps(request)
+    request, sizes_in_run = _read_request(experiment, {**settings})
+    if request.chooses_microbatch and (largest or multiple != 1 or soak):
+        searching = "largest, multiple and soak belong to the search for a microbatch"
+        raise SweepError(f"{searching}, got a microbatch. Leave either out.")
+    if soak and soak < LEAST_SOAK:
+        raise SweepError(f"soak must be 0 or at least {LEAST_SOAK} steps, got {soak}.")
+    plan = _plan_steps(request)
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
-    config, device = configs[max(configs)], torch.device(plan.execution.device)
-    limit = head["device_memory_bytes"] or device_memory(device)
+    configs, device = _configs(plan), torch.device(plan.execution.device)
+    config, limit = configs[max(configs)], memory_limit(plan.execution)
     basis = "live tensors of eager steps"
     if device.type == "cuda":
         basis = "bytes reserved by the allocator, plus the context"
-        limit = min(limit, device_memory(device))
     elif device.type == "cpu":  # counting every tensor needs eager steps
         config = config.with_microbatch(config.microbatch_size, compile=False)
     multiple = math.lcm(multiple, config.group_size)
@@ -148,38 +184,17 @@ def probe_memory(
     probed = probe(config, limit, multiple, largest, on_point, soak, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
-    return head | {
+    return _head(plan, sizes_in_run) | {
         "device_memory_bytes": limit,
         "multiple": multiple,
         "basis": basis,
         "points": [point.as_document() for point in probed.points],
         "line": search.line and asdict(search.line),
         "largest_microbatch_size": None if request.chooses_microbatch else search.largest,
-        "verdict": _verdict(probed, multiple),
+        "verdict": probed.verdict(multiple),
         "search_points": len(search.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
         "accumulated": probed.accumulated and probed.accumulated.as_document(),
         "recommendations": choices,
         "soak": balanced and balanced["soak"],
     }
-
-
-def _verdict(probed: Probe, multiple: int) -> str:
-    """Describe the result of a search; refuse it if not even the smallest step can run."""
-    search, by_size = probed.search, {p.microbatch_size: p for p in reversed(probed.points)}
-    if not search.peaks:
-        return "measured as asked, without a search"
-    if not search.largest:
-        smallest = by_size[min(by_size)]
-        if smallest.status in ("ERROR", "TIMEOUT"):
-            raise SweepError(
-                f"steps must run to be measured, got {smallest.status} with a microbatch of "
-                f"{smallest.microbatch_size} ({smallest.message}). Fix that first."
-            )
-        return f"a microbatch of {multiple} does not fit"
-    how = "; memory was not linear, so the search bisected" if search.is_bisected else ""
-    if search.is_capped:
-        return f"{search.largest} fits, and no larger size was asked for{how}"
-    following = min(size for size in search.peaks if size > search.largest)
-    status = by_size[following].status
-    return f"{search.largest} fits and {following} does not ({status}), both measured{how}"

@@ -14,7 +14,7 @@ from sweep.config.hub import PREFIX
 from sweep.config.objects import OF_COMMANDS, describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError, WorkerDied, printable, user_code
+from sweep.errors import SweepError, printable, user_code
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -53,9 +53,15 @@ class Request:
 
 
 def read_request(
-    experiment: str | None, values: Mapping[str, Any], out: str | Path | None = None
+    experiment: str | None,
+    values: Mapping[str, Any],
+    out: str | Path | None = None,
+    keeps_model_sizes: bool = False,
 ) -> Request:
-    """Parse a command: an experiment and values of settings by name, None if left out."""
+    """Parse a command: an experiment and values of settings by name, None if left out.
+
+    With `keeps_model_sizes` a model of transformers keeps its vocabulary and context.
+    """
     settings = {
         name: object_name(value) if callable(value) else value
         for name, value in values.items()
@@ -72,7 +78,7 @@ def read_request(
     is_typed = all(name in flags and not isinstance(v, dict) for name, v in settings.items())
     command = typed_command(experiment, {**settings, "out": out}) if is_typed else ()
     execution = parse(Execution)
-    parsed = load_experiment(experiment, settings)
+    parsed = load_experiment(experiment, settings, keeps_model_sizes)
     folder = SweepFolder(Path(out or Path("results") / parsed.name))
     refuse_links(folder.path)
     if objects := parsed.user_objects:
@@ -118,9 +124,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     if old is None:
         is_elsewhere = is_elsewhere or request.services.executor != "local"
         new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
-        execution, model = new.execution.model_copy(update=_bound_by_memory(new)), new.model
-        new = build_plan(new.settings, execution, inputs, command=command)
-        plan = new = new.model_copy(update={"model": model})
+        plan = new = new.with_execution(**_bound_by_memory(new))
     else:
         for name in sorted(chosen.model_fields_set):
             decided, value = getattr(old.execution, name), getattr(chosen, name)
@@ -134,7 +138,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
         new = build_plan(experiment, old.execution, inputs, command=command, old=old)
         plan = grow_plan(old, new, folder.path)
         if len(plan.trials) > len(old.trials):
-            if new.largest_step.microbatch_size > old.largest_step.microbatch_size:
+            if new.largest_step > old.largest_step:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
                 new = build_plan(experiment, execution, inputs, command=command, old=old)
                 plan = grow_plan(old, new, folder.path)
@@ -172,7 +176,7 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
 
 
 def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    from sweep.training.device import available_cores, resolve_device
+    from sweep.training.device import available_cores, check_memory_limit, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
@@ -198,6 +202,9 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
             f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
         )
     decided: dict[str, Any] = {"device": device, "devices": devices}
+    if device.partition(":")[0] != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
+        # In a child process, because the question creates a context on the device.
+        run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
     decided["threads"] = max(1, available_cores() // devices)
     sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
     decided["evaluation_batch_size"] = 1 if experiment.command else max(1, sequences)
@@ -225,30 +232,23 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
 
 def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
-    row = plan.largest_step
     if plan.settings.command is not None:
         return {}
     try:
-        bound, evaluation = run_job(largest_on_this_machine, plan.trial_config(row))
+        bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())
+        return bounds
     except SweepError as error:
-        if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
-            raise  # a busy machine must not choose another microbatch
-        return {"reason": f"the microbatch is not limited by a memory forecast ({error})"}
-    bound = None if bound >= row.microbatch_size else bound
-    return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
+        return {"reason": f"The microbatch is not limited by a memory forecast ({error})."}
 
 
-def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
-    """Return the largest microbatch, at least one group, and evaluation batch that fit here."""
+def bound_on_this_machine(configs: list[TrialConfig]) -> dict[str, Any]:
+    """Return changes of the execution with which all planned steps fit here by forecast."""
     from sweep.memory.forecast import Forecasts
     from sweep.training.device import usable_memory
 
-    limit = usable_memory(config.execution)
-    forecasts = Forecasts(config.execution.devices, config.execution.zero)
-    if forecasts.of(config).needed_bytes <= limit:
-        return config.microbatch_size, config.execution.evaluation_batch_size
-    largest = forecasts.find_largest(config, limit, config.microbatch_size) or config.group_size
-    return largest, min(config.execution.evaluation_batch_size, largest)
+    execution = configs[0].execution
+    forecasts = Forecasts(execution.devices, execution.zero)
+    return forecasts.bound(configs, usable_memory(execution))
 
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
@@ -301,7 +301,7 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     fields: dict[str, Any] = {}
     if objects := experiment.user_objects:
         names = tuple(Declared.model_fields)
-        fields["code"], declared = run_job(identify_code, objects, names, seconds=3600.0)
+        fields["code"], declared = run_job(identify_code, objects, names)
         if experiment.workload in objects:
             own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
             experiment = experiment.with_declared(own)

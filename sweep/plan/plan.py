@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from sweep.config.experiment import Cell, Experiment
+from sweep.config.models import ReplacedSize
 from sweep.config.objects import is_shipped
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
@@ -78,6 +79,7 @@ class PlannedModel(Settings):
     trained_parameters: int | None = None  # None: all
     embedding_parameters: int | None = None  # also of the output projection
     flops_per_token: float | None = None  # in training; None: not known
+    replaced_sizes: tuple[ReplacedSize, ...] = ()
 
 
 class Plan(Inputs):
@@ -154,9 +156,23 @@ class Plan(Inputs):
         return tuple(row for row in self.trials if row.id)
 
     @property
-    def largest_step(self) -> PlannedTrial:
-        """The row whose step needs the most memory."""
-        return max(self.trials, key=lambda row: (row.microbatch_size, row.batch_size))
+    def largest_step(self) -> tuple[int, bool]:
+        """The largest microbatch, and whether a step has several of them, which takes more."""
+        steps = ((row.microbatch_size, row.gradient_accumulation_steps > 1) for row in self.trials)
+        return max(steps)
+
+    def distinct_steps(self) -> list[TrialConfig]:
+        """Return a config for each optimizer and batch size."""
+        rows = {row.cell: row for row in self.trials}
+        return [self.trial_config(row) for row in rows.values()]
+
+    def with_execution(self, **changes: Any) -> "Plan":
+        """Return the plan of the same trials with another execution."""
+        execution = self.execution.model_copy(update=changes)
+        inputs = Inputs(**{name: getattr(self, name) for name in Inputs.model_fields})
+        command = self.commands[-1] if self.commands else ()
+        plan = build_plan(self.settings, execution, inputs, command=command)
+        return plan.model_copy(update={"model": self.model})
 
 
 def tokens_at_once(device: str) -> int:
@@ -197,7 +213,10 @@ def build_plan(
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel(name=name.partition(":")[0] if is_shipped(name) else name),
+        model=PlannedModel(
+            name=name.partition(":")[0] if is_shipped(name) else name,
+            replaced_sizes=experiment.replaced_sizes,
+        ),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
@@ -249,12 +268,14 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
     schedule = plan.settings.schedule
     if policy.kind != "fixed":
         schedule = schedule.model_copy(update={"warmup_min_steps": 0})
-    bound = tokens_at_once(execution.device) // sequence
+    fastest = tokens_at_once(execution.device) // sequence
     if plan.settings.command is not None:
-        bound = batch  # it may not split batches
+        fastest = batch  # it may not split batches
+    bound = execution.microbatch_bound or fastest
     size = choose_microbatch(
         batch,
-        min(bound, execution.microbatch_bound or bound),
+        min(fastest, bound),
+        alone_at_most=min(fastest, execution.microbatch_bound_alone or bound),
         devices=execution.devices,
         group_size=plan.settings.traits.group_size,
         microbatch=execution.microbatch,

@@ -87,12 +87,17 @@ def choose_microbatch(
     batch_size: int,
     at_most: int,
     *,
+    alone_at_most: int | None = None,
     devices: int = 1,
     group_size: int = 1,
     microbatch: int | None = None,
     accumulation: int | None = None,
 ) -> int:
-    """Return the microbatch size that the user chose, or the largest legal one up to `at_most`."""
+    """Return the microbatch size that the user chose, or the largest legal one.
+
+    A step of several microbatches needs more memory than a step of one, so `alone_at_most` may
+    allow a larger only microbatch than `at_most`.
+    """
     if batch_size % devices:
         raise SweepError(
             f"batch size must be a multiple of devices ({devices}), got {batch_size}. "
@@ -105,6 +110,8 @@ def choose_microbatch(
         legal = [per_device // size for size in reversed(legal)]
     elif microbatch is not None:
         name, value = "microbatch_size", min(microbatch, per_device)
+    elif per_device <= (alone_at_most or at_most):
+        return per_device
     else:
         return largest_divisor(per_device, at_most, group_size)
     if value not in legal:

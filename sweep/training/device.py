@@ -14,6 +14,7 @@ from typing import Self
 import torch
 
 from sweep.config import read_toml
+from sweep.config.numbers import format_bytes
 from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError, describe_error
 from sweep.training.process import available_in_cgroups
@@ -75,15 +76,31 @@ def device_memory(device: torch.device) -> int:
     return (available if limit is None else min(available, limit)) // 2
 
 
-def usable_memory(execution: Execution) -> int:
-    """Return the bytes that a planned step may take by forecast."""
+def memory_limit(execution: Execution) -> int:
+    """Return the bytes that a measured step may take: the limit that is set, or the device's."""
     limit = execution.device_memory_bytes
-    device = torch.device(execution.device)
-    if device.type == "cpu":
-        return int(limit / FORECAST_MARGIN) if limit else device_memory(device)
-    if not limit or is_available(execution.device):
-        limit = min(limit or device_memory(device), device_memory(device))
-    return int(limit * USABLE_SHARE)
+    return device_memory(torch.device(execution.device)) if limit is None else limit
+
+
+def usable_memory(execution: Execution) -> int:
+    """Return the bytes that a step may take by forecast; for plans and for `sweep forecast`."""
+    limit = memory_limit(execution)
+    if execution.device_type != "cpu":
+        return int(limit * USABLE_SHARE)
+    # Without a limit of the user's, half of the available memory is left free.
+    return limit if execution.device_memory_bytes is None else int(limit / FORECAST_MARGIN)
+
+
+def check_memory_limit(execution: Execution) -> None:
+    """Refuse a limit above the memory of the device, on which allocations would fail earlier."""
+    limit, device = execution.device_memory_bytes, torch.device(execution.device)
+    if limit is None or device.type == "cpu":
+        return
+    total = device_memory(device)
+    if limit > total:
+        problem = f"must be at most the {format_bytes(total)} of {execution.device}"
+        remedy = "Lower it, or leave it out"
+        raise SweepError(f"device-memory {problem}, got {format_bytes(limit)}. {remedy}.")
 
 
 def device_name(device: torch.device) -> str:
@@ -184,5 +201,6 @@ class LimitedMemory(contextlib.ExitStack):
             "reserved_bytes": statistics["reserved_bytes.all.current"],
             "context_bytes": self._context_bytes,
             "device_bytes": total - free,
+            "free_bytes": free,
             "allocator_retries": statistics["num_alloc_retries"],
         }

@@ -218,8 +218,12 @@ def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
         return judge_death(error.exit_code, error.oom_killed, folder.log_path)
 
 
-def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:
-    """Return the result of a module-level function in a fresh process; raise only SweepError."""
+def run_job(function: Callable[..., Any], *arguments: object, seconds: float | None = None) -> Any:
+    """Return the result of a module-level function in a fresh process; raise only SweepError.
+
+    Give a limit of `seconds` only if the caller can do without the result: on a busy machine any
+    job may take longer, and the user can end a command.
+    """
     try:
         return FreshProcess(_call, function, arguments).result(timeout=seconds)
     except errors.WorkerDied as error:

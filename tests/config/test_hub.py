@@ -114,12 +114,55 @@ def test_a_model_by_its_configuration_keeps_context_and_vocabulary_of_the_experi
         load_experiment("quick", {"model": str(tiny), "context": 128})
 
 
+def test_sizes_that_are_not_used_are_listed(tiny):
+    def replaced(name, **settings):
+        sizes = load_experiment(name, settings).replaced_sizes
+        return [(size.owner, size.name, size.size, size.used) for size in sizes]
+
+    ids = json.loads((tiny / "config.json").read_text())["vocab_size"]
+    vocabulary = ("model", "vocabulary", ids, 10_000)
+    context = ("experiment", "context", 256, 64)
+    assert replaced("tinystories", model=str(tiny)) == [vocabulary, context]
+    assert replaced("tinystories", init=str(tiny)) == [context]
+    shorter = ("model", "context", 64, 32)
+    assert replaced("tinystories", init=str(tiny), context=32) == [shorter]
+    assert replaced("quick", init=str(tiny)) == replaced("quick") == []
+
+
+@pytest.mark.parametrize("name", ["quick", "tinystories", "gpt2"])
+def test_a_model_keeps_its_own_sizes_if_asked_to(tiny, name):
+    ids = json.loads((tiny / "config.json").read_text())["vocab_size"]
+
+    def sizes(**settings):
+        experiment = load_experiment(name, settings, keeps_model_sizes=True)
+        return experiment.model.vocabulary, experiment.model.context
+
+    assert sizes(model=str(tiny)) == sizes(init=str(tiny)) == (ids, 64)
+    assert sizes(model=str(tiny), vocabulary=500, context=16) == (500, 16)
+    preset = load_experiment(name).model  # which has the sizes of its file
+    assert sizes() == (preset.vocabulary, preset.context)
+
+
+def test_sizes_that_a_file_states_for_its_own_model_are_kept(tiny, tmp_path):
+    path = tmp_path / "mine.toml"
+    lines = [f"model = '{tiny}'", "vocabulary = 500", "budget = 10000", "batches = [4]"]
+    path.write_text("\n".join(lines))
+    for keeps_sizes in (False, True):
+        model = load_experiment(str(path), {}, keeps_sizes).model
+        assert (model.vocabulary, model.context) == (500, 64)
+    path.write_text("\n".join([*lines, "context = 128"]))
+    with pytest.raises(SweepError, match=r"at most the model's 64, got 128"):
+        load_experiment(str(path))
+
+
 def test_a_pretrained_tokenizer_without_weights_decides_the_vocabulary(tiny, tmp_path):
     fields = {"model": str(tiny), "tokenizer": "pretrained"}
     experiment = load_experiment("quick", fields)
     ids = json.loads((tiny / "config.json").read_text())["vocab_size"]
     assert (experiment.model.vocabulary, experiment.model.end) == (ids, ids - 1)
     assert experiment.model_source == str(tiny) and experiment.init is None
+    with pytest.raises(SweepError, match="vocabulary must be left out"):
+        load_experiment("quick", {**fields, "vocabulary": 300})
     (tmp_path / "config.json").write_bytes((tiny / "config.json").read_bytes())
     with pytest.raises(SweepError, match=r"needs a model with eos_token_id and tokenizer\.json"):
         load_experiment("quick", {**fields, "model": str(tmp_path)})

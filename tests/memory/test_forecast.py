@@ -1,6 +1,7 @@
 """Forecasts compared with measurements and with published peaks."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sweep.memory.forecast import STAGES, Forecasts, forecast_step, on_devices
 from sweep.memory.probe import measure
 from sweep.memory.search import Forecast
 from sweep.orchestration.memory import forecast_memory
+from sweep.report.report import markdown_of
 from tests.workloads.trials import trial_config
 
 TRIED_TORCH_VERSIONS = ("2.11", "2.13")  # with the private FakeTensorMode and the dispatch mode
@@ -146,6 +148,29 @@ def test_a_gpu_need_not_exist_and_a_tenth_of_its_memory_is_reserved():
     assert there["usable_bytes"] == int(0.9 * (64 << 20)) < here["usable_bytes"]
     assert there["largest_microbatch_size"] < here["largest_microbatch_size"]
     assert forecast_memory("quick", device="cuda")["precision"] == "bf16"
+
+
+LLAMA = {  # config.json of Llama-3.2-1B
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 128_000, "eos_token_id": 128_001,
+    "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+    "max_position_embeddings": 131_072, "model_type": "llama", "num_attention_heads": 32,
+    "num_hidden_layers": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500_000.0, "tie_word_embeddings": True, "vocab_size": 128_256,
+}  # fmt: skip
+
+
+def test_a_model_of_transformers_is_forecast_with_its_own_sizes(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    sized = {"model": str(tmp_path), "batches": [1], "device": "cuda", "precision": "bf16"}
+    document = forecast_memory("quick", **sized, context=512)
+    assert document["model"]["parameters"] == 1_235_814_400
+    assert document["tokens_per_sequence"] == 512
+    assert document["points"][0]["by_category"]["weights"] == pytest.approx(4.94e9, rel=1e-3)
+    assert document["sizes_in_run"] == {"vocabulary": 512, "context": 512}
+    assert "vocabulary 512 and context 512" in markdown_of(document)
 
 
 @pytest.mark.slow

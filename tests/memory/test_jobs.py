@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sweep.orchestration.costs import forecast_rows
+from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, read_request, save_plan
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
@@ -51,3 +52,33 @@ def test_a_batch_that_fits_is_one_microbatch(tmp_path, whole_bytes):
 def test_memory_does_not_change_the_microbatch_that_the_user_gave(tmp_path, whole_bytes):
     plan = planned(tmp_path, whole_bytes // 8, microbatch=BATCH // 2)
     assert plan.trials[0].microbatch_size == BATCH // 2
+
+
+BATCHES = [4, 6, 8, 12, 16, 24, 32, 48, 64]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "device", "limits"),
+    [
+        ("quadratic", "cpu", range(100_000, 800_000, 70_000)),
+        ("quadratic", "cuda", range(100_000, 800_000, 70_000)),
+        ("quick", "cpu", [24 * MIB]),  # where 16 fits alone and 12 as a part
+        ("quick", "cuda", [20 * MIB]),
+    ],
+)
+def test_forecast_and_plan_use_the_same_microbatches_for_one_limit(experiment, device, limits):
+    sizes = set()
+    for limit in limits:
+        settings = {"device": device, "device_memory": limit, "batches": BATCHES}
+        document = forecast_memory(experiment, **settings)
+        request = read_request(experiment, settings, "nowhere")
+        plan = make_plan(request, is_elsewhere=True).plan
+        planned = {row.batch_size: row.microbatch_size for row in plan.trials}
+        assert {p["batch_size"]: p["microbatch_size"] for p in document["points"]} == planned
+        largest = document["largest_microbatch_size"]
+        whole = [size for size in BATCHES if size <= largest]
+        assert all(planned[size] == size for size in whole)
+        assert max(planned.values()) <= max(1, largest)
+        assert all(point["fits"] for point in document["points"]) or not largest
+        sizes.add(largest)
+    assert len(sizes) > len(limits) / 2

@@ -1,13 +1,16 @@
 """Probes on a CPU within an enforced limit, compared with measuring every size."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweep.errors import SweepError
 from sweep.memory.probe import STEPS, Probe, find_leak, measure
-from sweep.memory.search import Measurement
+from sweep.memory.search import DOES_NOT_FIT, LINEAR, UNKNOWN, Measurement
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.report.report import markdown_of
 from tests.workloads.trials import trial_config
@@ -27,12 +30,6 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.fixture
-def timeless(monkeypatch):
-    """Judge by memory alone, because other processes may slow a point down."""
-    monkeypatch.setattr("sweep.memory.probe.COLLAPSE", 0.0)
-
-
 def within(limit):
     return {"device": "cpu", "device_memory": limit}
 
@@ -42,7 +39,7 @@ def searched(document):
     return {p["microbatch_size"]: p for p in points if p["batch_size"] == p["microbatch_size"]}
 
 
-def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size(timeless):
+def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size():
     limit = 24 * MIB
     document = probe_memory("quick", **within(limit), batches=[8])
     largest, points = document["largest_microbatch_size"], searched(document)
@@ -61,7 +58,10 @@ def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size(timeless)
     accumulated = document["accumulated"]
     assert accumulated["status"] == "OK" and accumulated["batch_size"] == 2 * safe
     forecast = forecast_memory("quick", **within(limit), batches=[8])
-    assert forecast["largest_microbatch_size"] == largest
+    usable = forecast["usable_bytes"]  # it leaves 2 % for the error of a forecast
+    assert limit / 1.03 < usable < limit
+    fitting = [size for size in points if size < largest and points[size]["peak_bytes"] <= usable]
+    assert max(fitting) <= forecast["largest_microbatch_size"] <= largest
 
 
 def test_a_given_microbatch_is_measured_at_every_batch_size_without_a_search():
@@ -72,7 +72,7 @@ def test_a_given_microbatch_is_measured_at_every_batch_size_without_a_search():
     assert document["recommendations"] == []
 
 
-def test_memory_that_is_not_linear_is_bisected(timeless):
+def test_memory_that_is_not_linear_is_bisected():
     settings = {"workload": "odd:Pairs", "batches": [4], **within(40 * MIB)}
     document = probe_memory("quadratic", **settings)
     largest, points = document["largest_microbatch_size"], searched(document)
@@ -93,7 +93,7 @@ def test_not_even_one_sequence_or_group_fits(experiment, settings, unit):
         assert f"A microbatch of {unit} does not fit." in markdown_of(page)
 
 
-def test_a_point_that_is_killed_is_an_error_and_the_search_goes_on(timeless):
+def test_a_point_that_is_killed_is_an_error_and_the_search_goes_on():
     settings = {"workload": "odd:DiesAboveFour", "batches": [4], **within(100 * MIB)}
     document = probe_memory("quadratic", **settings)
     statuses = {size: point["status"] for size, point in searched(document).items()}
@@ -138,16 +138,115 @@ def fake_probe(rates=None, fits=lambda batch, size, steps: True, limit=100, **fi
         point = Measurement(batch, size, status, peak_bytes=size)
         return replace(point, tokens_per_second=rate, rests=(0,) * steps, **fields)
 
-    return Probe(fake, limit, lambda point: None), measured
+    return Probe(fake, limit), measured
 
 
-def test_a_collapse_of_throughput_counts_if_it_is_measured_twice():
-    rates = {4: [100], 8: [50, 150], 16: [80, 70]}
-    probe, _ = fake_probe(rates)
-    statuses = [probe.measure(size, size).status for size in rates]
-    assert statuses == ["OK", "OK", "COLLAPSED"]
+def test_low_speed_is_noted_and_is_a_collapse_only_on_a_full_device():
+    rates = {4: [100], 8: [50], 16: [80]}
+    probe, measured = fake_probe(rates)
+    points = [probe.measure(size, size) for size in rates]
+    assert [point.status for point in points] == ["OK", "OK", "OK"] and len(measured) == 3
+    assert [point.message[:4] for point in points] == ["", "slow", ""]
+
+    full = {"device_bytes": 99 * MIB, "free_bytes": MIB}
+    probe, measured = fake_probe({4: [100], 8: [50, 150], 16: [80, 70]}, **full)
+    statuses = [probe.measure(size, size).status for size in (4, 8, 16)]
+    assert statuses == ["OK", "OK", "COLLAPSED"]  # it must be measured twice
+    spacious, _ = fake_probe({4: [100], 8: [50]}, device_bytes=50 * MIB, free_bytes=50 * MIB)
+    assert [spacious.measure(size, size).status for size in (4, 8)] == ["OK", "OK"]
+
+
+def test_an_allocator_that_retries_has_collapsed():
     retrying, _ = fake_probe(allocator_retries=2)
     assert retrying.measure(4, 4).status == "COLLAPSED"
+
+
+def simulated_probe(peaks, limit, rates, failures, cap):
+    """Search with a `measure` that enforces the limit and fails at some sizes."""
+    speeds = itertools.cycle(rates)
+
+    def fake(batch, size, steps):
+        if size in failures:
+            return Measurement(batch, size, failures[size], "for a reason other than memory")
+        if peaks(size) > limit:
+            return Measurement(batch, size, "OUT_OF_MEMORY")
+        point = Measurement(batch, size, "OK", peak_bytes=peaks(size))
+        return replace(point, tokens_per_second=next(speeds), rests=(0,) * steps)
+
+    probe = Probe(fake, limit)
+    probe.find_largest(1, cap, 0, lambda size: 2)
+    return probe
+
+
+MEMORY = st.one_of(
+    st.tuples(st.integers(0, 500), st.integers(1, 60)).map(lambda p: lambda n: p[0] + p[1] * n),
+    st.tuples(st.integers(0, 500), st.integers(1, 9)).map(lambda p: lambda n: p[0] + p[1] * n * n),
+    st.tuples(st.integers(1, 60), st.integers(1, 80)).map(  # a jump, as of an allocator's segment
+        lambda p: lambda n: p[0] * n + 300 * (n > p[1])
+    ),
+)
+SPEEDS = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12)
+
+
+@given(
+    peaks=MEMORY,
+    limit=st.integers(1, 5000),
+    rates=SPEEDS,
+    failures=st.dictionaries(st.integers(1, 90), st.sampled_from(UNKNOWN), max_size=4),
+    cap=st.one_of(st.none(), st.integers(1, 60)),
+)
+def test_a_verdict_agrees_with_the_points_of_its_table(peaks, limit, rates, failures, cap):
+    probe = simulated_probe(peaks, limit, rates, failures, cap)
+    alone = {p.microbatch_size: p for p in probe.points if p.batch_size == p.microbatch_size}
+    fitting = [size for size, point in alone.items() if point.status == "OK"]
+    largest = probe.search.largest
+    assert largest == max(fitting, default=0)
+    if not largest:
+        if alone[1].status == "OUT_OF_MEMORY":
+            assert probe.verdict(1) == "a microbatch of 1 does not fit"
+        else:
+            with pytest.raises(SweepError, match=r"must run to be measured"):
+                probe.verdict(1)
+        return
+
+    verdict = probe.verdict(1)
+    assert verdict.startswith(f"{largest} fits")
+    larger = alone.get(largest + 1)
+    assert (larger is None) == probe.search.is_capped
+    status = larger.status if larger else None
+    assert ("both measured" in verdict) == (status in DOES_NOT_FIT)
+    assert ("is not known" in verdict) == (status in UNKNOWN)
+    if "not linear" in verdict:
+        assert probe.search.line.r_squared < LINEAR
+    for size, point in alone.items():
+        assert size >= largest or point.status == "OK" or f"{size} failed" in verdict
+    assert all(choice["microbatch_size"] <= largest for choice in probe.choices)
+
+
+@given(peaks=MEMORY, limit=st.integers(1, 5000), rates=st.tuples(SPEEDS, SPEEDS))
+def test_speed_changes_no_size_on_a_cpu(peaks, limit, rates):
+    first, second = (simulated_probe(peaks, limit, speeds, {}, None) for speeds in rates)
+    assert first.search == second.search
+    sizes = [[choice["microbatch_size"] for choice in p.choices] for p in (first, second)]
+    assert sizes[0] == sizes[1]
+    proved = max((size for size in range(1, 5001) if peaks(size) <= limit), default=0)
+    assert first.search.largest == proved
+
+
+def test_a_peak_above_the_limit_does_not_fit_although_the_step_ran():
+    probe, _ = fake_probe(limit=6)
+    assert [probe.measure(size, size).status for size in (6, 7)] == ["OK", "SPILLED"]
+
+
+@pytest.mark.parametrize("searching", [{"largest": 8}, {"multiple": 2}, {"soak": 30}])
+def test_settings_of_the_search_are_refused_with_a_microbatch(searching):
+    with pytest.raises(SweepError, match="belong to the search"):
+        probe_memory("quick", **within(24 * MIB), microbatch=2, **searching)
+
+
+def test_a_soak_is_as_long_as_asked_for_or_refused():
+    with pytest.raises(SweepError, match="at least 5 steps, got 2"):
+        probe_memory("quick", **within(24 * MIB), soak=2)
 
 
 def test_a_much_smaller_size_for_accumulation_is_found_in_few_points():
