@@ -117,8 +117,6 @@ def with_transformers(
         sizes.pop("vocabulary", None)  # the model's
     else:
         found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
-    if "init" in flags and isinstance(fields.get("schedule"), dict):
-        fields["schedule"].pop("warmup_min_steps", None)  # the file's model needs it
     kept = {key: value for key, value in fields.items() if key not in SIZES}
     model = {**found, **sizes}
     replaced = [("model", key, found[key], model[key]) for key in SIZES]

@@ -1,6 +1,8 @@
 """Command-line options: those of settings are generated; others are in the first or last group."""
 
 import json
+import logging
+import os
 import sys
 from collections import defaultdict
 from functools import cached_property
@@ -8,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from sweep.errors import printable
+from sweep.errors import did_you_mean, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from sweep.config.settings import FlaggedField, Group
 
+LOG = logging.getLogger(__name__)
+PLANNING = ("plan", "check", "forecast", "probe")  # commands about what `sweep run` would do
+READING_RUN = (*PLANNING, "data")  # commands that read variables of `sweep run` for settings
 EVERYDAY = ("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "price")
 
 
@@ -29,7 +34,7 @@ class SettingsCommand(click.Command):
 
         name = "run" if self.name == "check" else self.name
         return {
-            build_option(setting): setting.flag.group
+            build_option(setting, str(self.name)): setting.flag.group
             for table in (Experiment, Execution, Services)
             for setting in settings_of(table)
             if name in setting.flag.commands
@@ -37,6 +42,31 @@ class SettingsCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*self._groups, *super().get_params(ctx)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for sentence in self._unread_variables(ctx):
+            LOG.warning(sentence)
+        return super().invoke(ctx)
+
+    def _unread_variables(self, ctx: click.Context) -> list[str]:
+        """Return sentences about environment variables that look like flags and are not read."""
+        assert ctx.parent is not None and isinstance(ctx.parent.command, click.Group)
+        name, run = str(self.name), ctx.parent.command.commands["run"]
+        of_run = {variable_of("run", param) for param in run.get_params(ctx)}
+        settings = {variable_of("run", param) for param in self._groups}
+        own = {variable_of(name, param) for param in self.get_params(ctx)}
+        read = own | settings if name in READING_RUN else own
+        # Other commands share few settings with `sweep run`, and the rest does not concern them.
+        expected = of_run if name in PLANNING else settings & of_run
+        sentences = []
+        if ignored := sorted(expected.intersection(os.environ) - read):
+            sentences.append(f"`sweep {name}` does not read {', '.join(ignored)}.")
+        prefixes = (variable_prefix("run"), variable_prefix(name))
+        for variable in sorted(os.environ.keys() - of_run - own):
+            if variable.startswith(prefixes):
+                hint = did_you_mean(variable, of_run | own) or "Correct it, or unset it."
+                sentences.append(f"{printable(variable[:100])} is the variable of no flag. {hint}")
+        return sentences
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from sweep.config.settings import Group
@@ -51,21 +81,40 @@ class SettingsCommand(click.Command):
                 formatter.write_dl(records[group])
 
 
-def build_option(setting: "FlaggedField") -> click.Option:
-    """Return the option of a setting; pydantic parses every value but choices and switches."""
+def variable_prefix(command: str) -> str:
+    return f"SWEEP_{command.upper()}_"
+
+
+def variable_of(command: str, param: click.Parameter) -> str:
+    """Return the environment variable of a command's option, as click names it."""
+    return f"{variable_prefix(command)}{str(param.name).upper()}"
+
+
+def build_option(setting: "FlaggedField", command: str) -> click.Option:
+    """Return the option of a setting; pydantic parses every value but choices and switches.
+
+    It also reads an environment variable of the command and, if it is about a planned sweep, that
+    of `sweep run`.
+    """
     words = [f"--{setting.name.replace('_', '-')}"]
+    commands = (command, "run") if command in READING_RUN else (command,)
+    variables = [f"{variable_prefix(name)}{setting.name.upper()}" for name in commands]
     text, annotation = setting.field.description, setting.field.annotation
     if annotation is bool:
-        return click.Option(words, help=text, is_flag=True, default=None)
+        return click.Option(words, help=text, is_flag=True, default=None, envvar=variables)
     inner = () if get_origin(annotation) is tuple else get_args(annotation)
     for part in (annotation, *inner):  # also for `Literal[…] | None`
         if get_origin(part) is Literal:
-            return click.Option(words, help=text, type=click.Choice(get_args(part)))
+            return click.Option(
+                words, help=text, type=click.Choice(get_args(part)), envvar=variables
+            )
     metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
     if metavar.startswith("KEY=VALUE"):
         join: Any = lambda context, param, values: ",".join(values) or None  # noqa: E731
-        return click.Option(words, help=text, metavar=metavar, multiple=True, callback=join)
-    return click.Option(words, help=text, metavar=metavar)
+        return click.Option(
+            words, help=text, metavar=metavar, multiple=True, callback=join, envvar=variables
+        )
+    return click.Option(words, help=text, metavar=metavar, envvar=variables)
 
 
 def echo(text: str, err: bool = False, nl: bool = True) -> None:

@@ -124,7 +124,7 @@ def _data_lines(planned: Planned) -> list[str]:
 def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
     seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
     if len(seconds) < len(rows):
-        return "unknown"
+        return f"unknown, because {reason}" if reason else "unknown"
     total = sum(seconds)
     ends = f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
     if reason:
@@ -169,6 +169,8 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
             f"{size.name} {size.used:,} in place of the {size.owner}'s {size.size:,}"
             for size in plan.model.replaced_sizes
         ),
+        "Warmup": _shortened_warmup(plan),
+        "Microbatch": _undivided_batches(plan),
         "Memory": plan.execution.reason,
         "Epochs of the data": f"{plan.epochs:.3g}"
         if plan.epochs
@@ -177,6 +179,36 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
         "Total": f"{count} trial{'s' * (count > 1)},{has_ended} estimated time {total}",
     }
+
+
+def _shortened_warmup(plan: Plan) -> str:
+    """Say where the warmup is shorter than the minimum that the schedule sets."""
+    minimum = plan.settings.schedule.warmup_min_steps
+    if not plan.settings.passes("warmup_steps"):
+        return ""
+    shorter = {row.batch_size: row for row in plan.trials if row.warmup_steps < minimum}
+    if not shorter:
+        return ""
+    steps = ", ".join(
+        f"{row.warmup_steps:,} of {row.steps:,} steps at batch size {batch_size}"
+        for batch_size, row in sorted(shorter.items())
+    )
+    rule = "applies to fixed rates only"
+    if any(row.warmup_min_steps for row in shorter.values()):
+        rule = "is cut to a tenth of the steps"
+    return f"{steps}; the minimum of {minimum:,} (schedule.warmup_min_steps) {rule}"
+
+
+def _undivided_batches(plan: Plan) -> str:
+    """Say which batch sizes are smaller than the microbatch that the user chose."""
+    chosen = plan.execution.microbatch
+    if chosen is None:
+        return ""
+    smaller = sorted({row.batch_size for row in plan.trials if row.microbatch_size < chosen})
+    if not smaller:
+        return ""
+    sizes = ", ".join(map(str, smaller))
+    return f"less than {chosen} at batch size {sizes}, whose steps have fewer sequences per device"
 
 
 def _internal_notes(plan: Plan) -> dict[str, Any]:

@@ -71,8 +71,10 @@ class ScheduleSettings(Settings):
 
     # after the warmup; or your module:function
     name: Annotated[str, settings.one_of("cosine", "constant")] = "cosine"
-    warmup_fraction: Share = 0.01  # warmup as a share of the steps
-    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # fixed rates only
+    # warmup as a share of the steps, of which it takes at most a tenth
+    warmup_fraction: Annotated[float, Field(ge=0, le=0.1, strict=True)] = 0.01
+    # least warmup at a fixed rate, up to a tenth of the steps
+    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0
     final_fraction: Share = 0.1  # last rate of the cosine as a share of the peak
     # width of the weights' average, as a share of the steps so far; 0: none. With a target: 0.1
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
@@ -81,10 +83,10 @@ class ScheduleSettings(Settings):
 class EvaluationSettings(Settings):
     """Times and sizes of the evaluations, the same at every batch size."""
 
-    train_points: Points = 100  # log lines per trial
-    points: Points = 20  # milestone evaluations per trial
+    train_points: Points = 100  # log lines per trial, at most one per step
+    points: Points = 20  # milestone evaluations per trial, at most one per step
     sequences: Positive | None = None  # per evaluation; by default derived from the budget
-    # gradient-noise measurements per trial
+    # most gradient-noise measurements per trial; fewer if noise_share does not suffice
     noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
     noise_share: Share = 0.02  # most of the budget's sequences that these measurements may take
     # consecutive evaluations that are averaged before comparison with the target
@@ -403,13 +405,21 @@ def load_experiment(
     model: Any = fields.get("model", "tinystories")
     usual = dict(model if isinstance(model, dict) else MODEL_PRESETS.get(str(model), {}))
     usual = {key: usual[key] for key in SIZES if key in usual} | fields
-    if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        is_object = ":" in str(flags["model"])
-        fields = usual if is_object else {k: v for k, v in fields.items() if k not in SIZES}
-        if isinstance(fields.get("schedule"), dict):
-            fields["schedule"].pop("warmup_min_steps", None)
-    fields = settings.merge_settings(Experiment, fields, flags)
-    fields = load_object("with_transformers")(fields, usual, flags, keeps_model_sizes)
+    is_other_model = flags.get("model") not in (None, fields.get("model"))
+    left_out: dict[str, Any] = {}
+    if is_other_model and ":" in str(flags["model"]):
+        fields = usual
+    elif is_other_model:  # these belong to the file's model
+        left_out = {key: fields[key] for key in SIZES if key in fields}
+        fields = {key: value for key, value in fields.items() if key not in SIZES}
+    merged = settings.merge_settings(Experiment, fields, flags)
+    fields = load_object("with_transformers")(merged, usual, flags, keeps_model_sizes)
+    is_of_transformers = fields is not merged
+    is_other_model |= is_of_transformers and "init" in flags
+    if is_other_model and "schedule" not in flags and not _is_path(name or ""):
+        schedule = fields.get("schedule")
+        if isinstance(schedule, dict):
+            schedule.pop("warmup_min_steps", None)  # the shipped model needs it
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
     fields |= _own_model(fields, flags)
@@ -425,6 +435,8 @@ def load_experiment(
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
         fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
+    if not is_of_transformers:
+        fields["replaced_sizes"] = _replaced_sizes(left_out, flags, fields["model"])
     subject = f"experiment {name or fields.get('name')!r}"
     experiment = settings.parse_settings(Experiment, fields, subject)
     for key, value, given in (("lr", "tuned", experiment.lr), ("seeds", "auto", experiment.seeds)):
@@ -434,6 +446,18 @@ def load_experiment(
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
+
+
+def _replaced_sizes(
+    left_out: Mapping[str, Any], flags: Mapping[str, Any], model: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """List the sizes of a file that are left out, because a flag names another model."""
+    replaced = []
+    for name, value in left_out.items():
+        size, used = parse_count(value, name), model.get(name)
+        if name not in flags and used not in (None, size):
+            replaced.append({"owner": "experiment", "name": name, "size": size, "used": used})
+    return replaced
 
 
 def _own_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -458,8 +482,13 @@ def _own_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, An
     return {"name": title, "data": None, **fields, "workload": workload, "model": own}
 
 
+def _is_path(name: str) -> bool:
+    """Return True for the path of an experiment, and False for the name of a shipped one."""
+    return name.endswith(".toml") or "/" in name
+
+
 def _read_experiment(name: str) -> dict[str, Any]:
-    path = Path(name) if name.endswith(".toml") or "/" in name else SHIPPED / f"{name}.toml"
+    path = Path(name) if _is_path(name) else SHIPPED / f"{name}.toml"
     if not path.is_file():
         names = sorted(file.stem for file in SHIPPED.glob("*.toml"))
         problem = f"experiment must be a TOML file or one of {', '.join(names)}, got {name!r}."

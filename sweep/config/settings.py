@@ -15,6 +15,9 @@ from sweep.config.numbers import parse_count
 from sweep.errors import SweepError, did_you_mean
 
 Table = TypeVar("Table", bound="Settings")
+REMEDIES = {"missing": "Add it."}  # by the type of pydantic's error
+REMEDIES |= dict.fromkeys(("less_than", "less_than_equal"), "Lower it.")
+REMEDIES |= dict.fromkeys(("greater_than", "greater_than_equal"), "Raise it.")
 
 
 class Settings(BaseModel):
@@ -114,7 +117,7 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
         names = first.get("ctx", {}).get("names", ())
-        remedy = "Add it." if first["type"] == "missing" else did_you_mean(str(value), names)
+        remedy = REMEDIES.get(first["type"]) or did_you_mean(str(value), names)
         if first["type"] == "model_type":
             key, message = "", f"{key} must be a table"
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""

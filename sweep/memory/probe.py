@@ -201,9 +201,9 @@ def measure_in_process(
     config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
 ) -> Measurement:
     config = config.on_one_device(batch_size, microbatch_size)
-    timeout = POINT_SECONDS * max(1, steps / STEPS)
-    if config.execution.device_type == "cpu":
-        timeout = None  # other programs decide how long a point takes, and must not decide its size
+    timeout = None  # on a CPU other programs decide how long a point takes
+    if config.execution.device_type != "cpu":
+        timeout = POINT_SECONDS * max(1, steps / STEPS)
     process = FreshProcess(measure, config, limit_bytes, steps)
     try:
         return process.result(timeout=timeout)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from typing import Any
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.data.tokens import find_prepared
-from sweep.errors import SweepError
+from sweep.errors import SweepError, WorkerDied
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Planned
@@ -27,6 +27,7 @@ from sweep.trial.folder import SweepFolder
 LOG = logging.getLogger(__name__)
 UNCERTAIN = 1.5  # factor of uncertainty of a measurement on an idle machine, docs/planning.md
 BUSY = 0.15  # other programs' share of the processors
+TIMING_SECONDS = 60  # a plan does not wait longer for an estimate of its time
 LONGEST_STEP = 2.0  # seconds; longer steps are not timed
 
 
@@ -93,8 +94,10 @@ def estimate_seconds(
     else:
         config = plan.trial_config(max(rows, key=lambda row: row.batch_size))
         try:
-            measured, load = run_job(time_steps, config, seconds=60)
-        except SweepError:
+            measured, load = run_job(time_steps, config, seconds=TIMING_SECONDS)
+        except SweepError as error:
+            if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
+                reason = f"timing a few steps took longer than {TIMING_SECONDS} s"
             return [None] * len(rows), None, reason
         (per_step, per_sequence, _), factor = fit_step_time(measured), UNCERTAIN
         if load > BUSY:  # it may end, or double

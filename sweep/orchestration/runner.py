@@ -111,6 +111,13 @@ def _get_inputs(planned: planning.Planned) -> None:
             planning.inspect_plan(plan, folder)  # its prompts
         else:
             text.check_window(plan.tokens_per_sequence)
+            asked = planned.request.experiment.evaluation.sequences or 0
+            windows = (len(text.valid) - 1) // plan.tokens_per_sequence
+            if asked > windows and plan.settings.target is None:
+                LOG.warning(
+                    f"The validation split has {windows:,} sequences, so evaluations take all of "
+                    f"them, not evaluation.sequences ({asked:,})."
+                )
     if folder.stop_path.exists():
         raise KeyboardInterrupt
 

@@ -460,3 +460,40 @@ def test_a_table_and_a_folder_are_answered(call, tmp_path):
 
 def test_a_table_that_cannot_be_answered_is_refused(refuse):
     assert "must be a .csv or .md file" in refuse("answer", "nothing.csv")
+
+
+def planned_batches(call, command="plan"):
+    code, out = call(command, "quadratic", "--device", "cpu", "--json")
+    assert code == 0
+    document = json.loads(out)
+    return [row["batch_size"] for row in document.get("trials") or document["points"]]
+
+
+@pytest.mark.parametrize("command", ["plan", "forecast"])
+def test_a_variable_of_run_is_read_by_commands_about_the_same_sweep(call, monkeypatch, command):
+    monkeypatch.setenv("SWEEP_RUN_BATCHES", "4,8")
+    assert planned_batches(call, command) == [4, 8] and not call.stderr
+    monkeypatch.setenv(f"SWEEP_{command.upper()}_BATCHES", "16")  # its own comes first
+    assert planned_batches(call, command) == [16]
+
+
+def test_variables_that_are_not_read_are_named(call, monkeypatch):
+    for name in ("SWEEP_RUN_OUT", "SWEEP_RUN_BATCHS", "SWEEP_PLAN_DEVISE", "SWEEP_RUNTIME"):
+        monkeypatch.setenv(name, "4")
+    planned_batches(call)
+    lines = call.stderr.splitlines()
+    assert len(lines) == 3 and "SWEEP_RUNTIME" not in call.stderr
+    assert "does not read SWEEP_RUN_OUT" in call.stderr
+    assert "SWEEP_RUN_BATCHES" in call.stderr and "SWEEP_PLAN_DEVICE" in call.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "forecast", "probe", "data"])
+def test_every_setting_of_a_command_has_a_variable(command):
+    context = click.Context(sweep, info_name="sweep")
+    group, run = sweep.commands[command], sweep.commands["run"]
+    params = {param.name: param for param in group.get_params(context)}
+    shared = {param.name for param in run.get_params(context) if param.envvar} & params.keys()
+    assert len(shared) >= 3
+    for name in shared:
+        names = [f"SWEEP_{command.upper()}_{name.upper()}", f"SWEEP_RUN_{name.upper()}"]
+        assert params[name].envvar == names

@@ -344,3 +344,18 @@ def test_a_log_without_an_id_points_to_status(call, tmp_path):
     for words in (("log", "s"), ("log", "s", "zzz")):
         assert call(*words)[0] == 2
         assert "`sweep status" in call.stderr and "sweep plan" not in call.stderr
+
+
+def test_a_plan_says_which_settings_it_does_not_follow(call, tmp_path):
+    path = tmp_path / "mine.toml"
+    settings = ["budget = 5120", "batches = [4, 16]", "workload = 'quadratic'", "lr = 0.1"]
+    path.write_text("\n".join([*settings, "[schedule]", "warmup_min_steps = 100"]))
+    command = ("plan", path, "--device", "cpu", "--microbatch", "8")
+    text = " ".join(call(*command)[1].split())
+    assert "Warmup: 32 of 320 steps at batch size 16" in text and "of 1,280" not in text
+    assert "Microbatch: less than 8 at batch size 4" in text
+    flags = ("--model", "small", "--data", "synthetic", "--lr", "1e-3", "--device", "cpu")
+    text = " ".join(call("plan", "tinystories", *flags)[1].split())
+    assert "vocabulary 2,048 in place of the experiment's 10,000" in text
+    text = " ".join(call(*command, "--lr", "sqrt:0.1@8")[1].split())
+    assert "fixed rates only" in text

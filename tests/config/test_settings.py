@@ -314,3 +314,23 @@ def test_flags_of_tuning_are_refused_at_a_fixed_rate(name):
     assert load_experiment("quick", {name: value, "lr": "tuned"})
     with pytest.raises(SweepError, match=f"{name} needs lr tuned"):
         load_experiment("quick", {name: value})
+
+
+def test_a_warmup_of_more_than_a_tenth_is_refused_and_one_of_a_tenth_is_honoured():
+    experiment = load_experiment("quick", {"schedule": {"warmup_fraction": 0.1}})
+    assert experiment.schedule.warmup_fraction == 0.1
+    for fraction in (0.1001, 0.2, 1.0):
+        with pytest.raises(SweepError, match=r"warmup_fraction must be .* 0\.1, got .*\. Lower it"):
+            load_experiment("quick", {"schedule": {"warmup_fraction": fraction}})
+
+
+def test_the_schedule_of_a_file_is_kept_with_another_model(tmp_path):
+    path = tmp_path / "mine.toml"
+    lines = ["budget = 100000", "batches = [4]", "model = 'quick'", "context = 32"]
+    path.write_text("\n".join([*lines, "[schedule]", "warmup_min_steps = 7"]))
+    experiment = load_experiment(str(path), {"model": "small"})
+    assert experiment.schedule.warmup_min_steps == 7
+    [size] = experiment.replaced_sizes
+    assert (size.owner, size.name, size.size, size.used) == ("experiment", "context", 32, 128)
+    assert not load_experiment(str(path), {"model": "small", "context": 64}).replaced_sizes
+    assert not load_experiment(str(path)).replaced_sizes

@@ -116,6 +116,13 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
     assert factor == pytest.approx(1) and not reason
 
 
+def test_an_estimate_that_takes_too_long_is_unknown_with_the_reason(tmp_path, monkeypatch):
+    plan = plan_here(tmp_path, batches="8")
+    monkeypatch.setattr(costs, "TIMING_SECONDS", 1e-3)
+    seconds, factor, reason = estimate_seconds(plan, plan.trials, SweepFolder(tmp_path))
+    assert seconds == [None] and factor is None and "took longer" in reason
+
+
 def test_each_optimizer_has_its_own_estimate(tmp_path, monkeypatch):
     settings = {"budget": "196608", "batches": "8,16", "lr": "tuned", "optimizers": "adamw,muon"}
     experiment = load_experiment("quick", settings)

@@ -3,8 +3,17 @@
 import pytest
 import torch
 
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.training.device import is_out_of_memory, peak_flops, resolve_device
+from sweep.training.device import (
+    check_memory_limit,
+    device_memory,
+    is_out_of_memory,
+    memory_limit,
+    peak_flops,
+    resolve_device,
+    usable_memory,
+)
 from sweep.training.process import available_in_cgroups, oom_kills
 
 GIB = 2**30
@@ -93,3 +102,25 @@ def test_the_tightest_limit_of_nested_groups_counts(tmp_path, own, files, availa
         (root / name).write_text(str(text))
     assert available_in_cgroups(root, own_path) == available
     assert oom_kills(root, own_path) == kills
+
+
+@pytest.mark.parametrize(("device", "share"), [("cpu", 1 / 1.02), ("cuda", 0.9), ("cuda:1", 0.9)])
+def test_a_limit_that_is_given_decides_what_a_step_may_use(device, share):
+    for limit in (1, 10 * GIB, 80 * GIB):
+        execution = Execution(device=device, device_memory_bytes=limit)
+        assert memory_limit(execution) == limit
+        assert usable_memory(execution) == int(share * limit)
+
+
+def test_without_a_limit_half_of_the_available_memory_bounds_a_step_on_a_cpu():
+    execution, half = Execution(device="cpu"), device_memory(torch.device("cpu"))
+    assert usable_memory(execution) == pytest.approx(half, rel=0.5)
+    check_memory_limit(execution.model_copy(update={"device_memory_bytes": 1 << 60}))
+
+
+@pytest.mark.gpu
+def test_a_limit_above_the_memory_of_a_gpu_is_refused():
+    total = device_memory(torch.device("cuda"))
+    check_memory_limit(Execution(device="cuda", device_memory_bytes=total))
+    with pytest.raises(SweepError, match="device-memory must be at most"):
+        check_memory_limit(Execution(device="cuda", device_memory_bytes=total + 1))

@@ -1,6 +1,7 @@
 """Functions in fresh processes, and the helper that forks them."""
 
 import functools
+import inspect
 import os
 import signal
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweep.errors import WorkerDied
-from sweep.training.process import FreshProcess, worker_environment
+from sweep.errors import SweepError, WorkerDied
+from sweep.training.process import FreshProcess, run_job, worker_environment
 from sweep.trial.files import cache_dir
 
 HERE = Path(__file__).parent
@@ -87,6 +88,14 @@ def test_stop_signals_and_timeouts_end_it(tmp_path):
     with pytest.raises(WorkerDied) as died:
         FreshProcess(sleep, tmp_path / "pid").result(timeout=0.5)
     assert died.value.timed_out and died.value.exit_code == -signal.SIGKILL
+
+
+def test_a_job_has_no_time_limit_unless_the_caller_can_do_without_its_result():
+    assert inspect.signature(run_job).parameters["seconds"].default is None
+    assert run_job(time.sleep, 0.5) is None
+    with pytest.raises(SweepError) as refused:
+        run_job(time.sleep, 60, seconds=0.2)
+    assert refused.value.__cause__.timed_out
 
 
 def test_several_threads_may_start_processes():
