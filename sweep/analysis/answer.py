@@ -76,6 +76,7 @@ class Answer:
     batch_sizes: list[BatchSizeAnswer]
     settle: str | None  # the command that would settle what is open
     settle_seconds: float | None  # its least time
+    settle_reason: str | None  # why no command would, or what to know about it, sentences
     pairs: list[Pair]
     optimizer: str = ""  # if the sweep has several
     optimizers: "Ranking | None" = None  # if the sweep has several
@@ -245,6 +246,7 @@ def build_answer(
         batch_sizes=rows,
         settle=None,
         settle_seconds=None,
+        settle_reason=None,
         pairs=_pairs(sizes, made, objective),
         optimizer=optimizer,
     )

@@ -16,17 +16,16 @@ from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, 
 from sweep.analysis.any_table import Table, read_one_table, short_text
 from sweep.analysis.checks import Check
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
+from sweep.analysis.next_step import Judged, NextStep, next_step
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.errors import SweepError
-from sweep.plan.curves import rate_points, rates_between
-from sweep.plan.decision import LOOKS, Decision, next_trainings
-from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
-from sweep.plan.steps import common_budget
+from sweep.plan.decision import Decision
+from sweep.plan.plan import Plan
+from sweep.plan.proposal import answering_command, check_of_command
 
-TUNING_TRIALS = 8  # typical number at each batch size
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 
 
@@ -65,7 +64,7 @@ class Sweep(frames.SweepTables):
         steps = None if settings.target is None else steps_to_target(self)
         trials = frames.with_objective(self.trials, settings.objective, settings.objective.sign)
         results = judge_trials(trials, settings.objective, steps, self.plan)
-        return tuple(self._with_next_step(result) for result in results)
+        return tuple(self._with_next_step(self._with_checks_of_command(results)))
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
@@ -112,15 +111,29 @@ class Sweep(frames.SweepTables):
         lines, answer = map(html.escape, self.sentences()), self.answer()
         return "<br>".join([*lines, answer._repr_html_() if answer else ""])
 
-    def _with_next_step(self, result: PolicyResult) -> PolicyResult:
-        if self.plan.settings.command is not None:
-            command = command_with(self.plan).replace("sweep run", "sweep check", 1)
-            judged = [*result.checks, *checks.checks_of_command(self.checked, command)]
-            result = replace(result, checks=judged)
-        if result.answer is None:
-            return result
-        settle, seconds = _settle(self, result)
-        return replace(result, answer=replace(result.answer, settle=settle, settle_seconds=seconds))
+    def _with_checks_of_command(self, results: Sequence[PolicyResult]) -> list[PolicyResult]:
+        if self.plan.settings.command is None:
+            return list(results)
+        command = check_of_command(self.plan) or "sweep check"
+        added = checks.checks_of_command(self.checked, command)
+        return [replace(result, checks=[*result.checks, *added]) for result in results]
+
+    def _with_next_step(self, results: Sequence[PolicyResult]) -> list[PolicyResult]:
+        """Add the next step of the sweep to each answer; it is the same for all policies."""
+        if not any(result.answer for result in results):
+            return list(results)
+        tuned = [result for result in results if result.label.rpartition(", ")[2] == "tuned"]
+        judged = Judged(
+            checks=[check for result in tuned for check in result.checks],
+            rates=[rate for result in tuned for rate in result.rates],
+            answers=[result.answer for result in tuned if result.answer],
+        )
+        has_tuned = any(row.policy == "tuned" for row in self.plan.known_trials)
+        step = next_step(self, judged if has_tuned else None)
+        return [
+            replace(result, answer=_with_step(result.answer, step)) if result.answer else result
+            for result in results
+        ]
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -334,74 +347,13 @@ def _decide_policy(
     return results
 
 
-def _settle(sweep: frames.SweepTables, result: PolicyResult) -> tuple[str | None, float | None]:
-    """Return the command that would settle what the answer leaves open, and its least seconds."""
-    assert result.answer is not None
-    plan, rows = sweep.plan, result.answer.batch_sizes
-    complete = sweep.trials[sweep.trials["state"] == "COMPLETE"].astype({"seconds_total": float})
-    seconds = complete.groupby("batch_size")["seconds_total"].median()
-    tuning = TUNING_TRIALS + LEAST_SEEDS
-    if not result.rates:
-        return answering_command(plan), float(seconds.sum() * tuning)
-    blocking = {check.code for check in result.blocking}
-    if {"learning_rate_at_edge", "tokens_differ"} & blocking:
-        command = _repeat(sweep, result, blocking)
-        return command, float(seconds.sum() * tuning) if command else None
-    if "missing_batch_size" in blocking:
-        return command_with(plan), None
-    if blocking or not result.answer.decided:
-        most = plan.settings.answer.max_seeds
-        for limit in sorted({most, min(2 * most, LOOKS[-1])}):
-            counts = _count_next(plan, result, limit)
-            added = sum(count * float(seconds[size]) for size, count in counts.items() if count)
-            flags = {"seeds": "auto"} | ({"max_seeds": limit} if limit > most else {})
-            if added:
-                return command_with(plan, **flags), added
-        return None, None
-    sizes, candidates = [row.batch_size for row in rows], result.answer.candidates
-    if sizes[0] in candidates and sizes[0] > 1:
-        batches, nearest = [sizes[0] // 2, *sizes], sizes[0]
-    elif sizes[-1] in candidates:
-        batches, nearest = [*sizes, 2 * sizes[-1]], sizes[-1]
-    else:
-        return None, None
-    command = command_with(plan, batches=batches, seeds="auto")
-    return command, float(seconds[nearest]) * tuning
-
-
-def _repeat(sweep: frames.SweepTables, result: PolicyResult, blocking: set[str]) -> str | None:
-    """Return the command of a new sweep with equal tokens, or with rates around those at an end."""
-    plan, flags = sweep.plan, dict[str, Any]()
-    if "tokens_differ" in blocking:
-        numbers = plan.token_budget, sweep.batch_sizes, plan.tokens_per_sequence
-        flags["budget"] = common_budget(*numbers)
-    if "learning_rate_at_edge" in blocking:
-        edges = [rate for rate in result.rates if not rate.is_inside]
-        best = [rate.best for rate in edges if rate.best]
-        sides = {math.isclose(r.best or 0, r.trials["learning_rate"].max()) for r in edges}
-        if not best or len(best) < len(edges) or len(sides) > 1 or plan.settings.optimizers:
-            return None  # the check's remedy says what to do
-        flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"
-    words = plan.commands[-1] if plan.commands else ()
-    out = words[words.index("--out") + 1] if "--out" in words else f"results/{sweep.name}"
-    return command_with(plan, **flags, out=f"{out}-2")
-
-
-def _count_next(plan: Plan, result: PolicyResult, most_seeds: int) -> dict[int, int]:
-    """Return the trainings that `--seeds auto` would add next, by batch size."""
-    assert result.answer is not None and result.decision is not None
-    rows, points = result.answer.batch_sizes, {r.batch_size: r.points for r in result.rates}
-    near = [points.get(row.batch_size, rate_points({})) for row in rows]
-    seeds = np.array([row.seeds for row in rows])
-    tuning_seeds = np.array([int(of_size.seeds) for of_size in near])
-    refined = np.array([len(rates_between(of_size)) for of_size in near])
-    more_seeds, more_tuning, needs_rates = next_trainings(
-        *(result.decision, seeds, tuning_seeds, refined > 0),
-        *(plan.settings.objective.margin, most_seeds),
+def _with_step(answer: Answer, step: NextStep) -> Answer:
+    return replace(
+        answer,
+        settle=step.command,
+        settle_seconds=step.seconds,
+        settle_reason=step.reason or None,
     )
-    near_rates = np.array([np.isfinite(of_size.losses).sum() for of_size in near])
-    counts = more_seeds - seeds + (more_tuning - tuning_seeds) * near_rates + needs_rates * refined
-    return {row.batch_size: int(count) for row, count in zip(rows, counts, strict=True)}
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:

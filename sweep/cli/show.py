@@ -14,13 +14,13 @@ from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.config.trial import tokenizer_of
 from sweep.data.describe import data_lines, summarize_data
-from sweep.errors import printable
+from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
-from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
+from sweep.plan.plan import Plan, PlannedTrial, most_trials
+from sweep.plan.proposal import common_tokens, propose_answer
 from sweep.plan.rates import describe_policy, optimizer_facts
-from sweep.plan.steps import common_budget
 from sweep.trial.folder import Cause, State, SweepFolder
 
 LEFT = ("id", "state", "optimizer", "trials")  # columns of texts; the others are numbers
@@ -106,9 +106,7 @@ def print_plan(
     notes |= _internal_notes(plan) if is_verbose else {}
     note_lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
     say("\n".join([*_data_lines(planned), *note_lines]), to_stderr)
-    if command := answering_command(plan):
-        say("This plan cannot tell which batch size is best. The command that can:", to_stderr)
-        echo(f"  {command}", err=to_stderr)
+    _print_proposal(plan, to_stderr)
     echo("", err=to_stderr)
 
 
@@ -119,6 +117,19 @@ def _data_lines(planned: Planned) -> list[str]:
     if plan.data is None or tokenizer is None or plan.data["name"] not in ("path", "hf"):
         return []
     return data_lines(summarize_data(plan.data, plan.data_path, tokenizer))
+
+
+def _print_proposal(plan: Plan, to_stderr: bool) -> None:
+    """Print the command that can tell which batch size is best, if this plan cannot."""
+    subject = "This plan cannot tell which batch size is best."
+    try:
+        proposal = propose_answer(plan)
+    except SweepError as error:  # why no command can
+        say(f"{subject} {error}", to_stderr)
+        return
+    if proposal:
+        say(f"{subject} The command that can:", to_stderr)
+        echo(f"  {proposal.command}", err=to_stderr)
 
 
 def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
@@ -147,11 +158,6 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, code = plan.settings, plan.code or {}
     own_code = [*code.get("files", {}), *map(" ".join, code.get("packages", {}).items())]
-    numbers = plan.token_budget, {row.batch_size for row in plan.trials}, plan.tokens_per_sequence
-    unequal = (
-        f"they differ between batch sizes, because equal counts would lose over 1 % of the "
-        f"budget. No claim can be made; with --budget {common_budget(*numbers)} it can."
-    )
     total = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
     count, ended = len(plan.trials), len(plan.trials) - len(to_run)
     has_ended = f" {ended} of them have ended;" if ended else ""
@@ -161,7 +167,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
     return {
-        settings.traits.tokens.capitalize(): None if plan.tokens_are_common else unequal,
+        settings.traits.tokens.capitalize(): _about_tokens(plan),
         "Target": settings.target
         and f"a trial ends when its validation loss stays below {settings.target:g}",
         "Initial weights": settings.init,
@@ -209,6 +215,19 @@ def _undivided_batches(plan: Plan) -> str:
         return ""
     sizes = ", ".join(map(str, smaller))
     return f"less than {chosen} at batch size {sizes}, whose steps have fewer sequences per device"
+
+
+def _about_tokens(plan: Plan) -> str | None:
+    """Say that the tokens of the reporting trials differ; with a target they are only a cap."""
+    reports = [row for row in plan.trials if row.stage == "report"]
+    if plan.settings.target is not None or len({row.tokens for row in reports}) < 2:
+        return None
+    text = "they differ between batch sizes, because equal counts would lose over 1 % of the budget"
+    try:
+        budget = common_tokens(plan, {row.batch_size for row in reports})["budget"]
+    except SweepError as error:
+        return f"{text}. No claim can be made. {error}"
+    return f"{text}. No claim can be made; --budget {budget} makes them equal."
 
 
 def _internal_notes(plan: Plan) -> dict[str, Any]:
@@ -281,6 +300,8 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
     echo(f"{document['sweep']}: {counts}")
     echo(f"Report: {document['report']}, or `sweep open {place}`\n")
     say("\n".join(sweep.sentences()))
+    if answer and answer.settle_reason:
+        say(answer.settle_reason)
     if answer and answer.settle:
         seconds = answer.settle_seconds
         cost = f", at least {format_seconds(seconds)}" if seconds else ""

@@ -14,7 +14,7 @@ from sweep.config.hub import PREFIX
 from sweep.config.objects import OF_COMMANDS, describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError, printable, user_code
+from sweep.errors import SweepError, printable, user_code, without_secrets
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -22,6 +22,7 @@ from sweep.plan.plan import (
     build_plan,
     grow_plan,
     load_plan,
+    requested_ids,
     tokens_at_once,
     typed_command,
 )
@@ -45,6 +46,7 @@ class Request:
     folder: SweepFolder
     services: Services = field(default_factory=Services)
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
+    unrecorded: tuple[str, ...] = ()  # settings that the words lack
 
     @property
     def chooses_microbatch(self) -> bool:
@@ -73,10 +75,8 @@ def read_request(
         own = {name: settings.pop(name) for name in names}
         return parse_settings(table, merge_settings(table, {}, own), "settings")
 
+    command, unrecorded = record_command(experiment, settings, out)
     services = parse(Services)
-    flags = {field.name for table in (Experiment, Execution) for field in settings_of(table)}
-    is_typed = all(name in flags and not isinstance(v, dict) for name, v in settings.items())
-    command = typed_command(experiment, {**settings, "out": out}) if is_typed else ()
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
     folder = SweepFolder(Path(out or Path("results") / parsed.name))
@@ -85,7 +85,28 @@ def read_request(
         if services.no_user_code:
             raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
         LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
-    return Request(parsed, execution, folder, services, command)
+    return Request(parsed, execution, folder, services, command, unrecorded)
+
+
+def record_command(
+    experiment: str | None, settings: Mapping[str, Any], out: str | Path | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of a command, and the settings that they lack.
+
+    There are no words if only Python can give a setting. An address with a password or a token is
+    left out, because plan.json and the report show the words.
+    """
+    tables = (Experiment, Execution, Services)
+    flags = {field.name for table in tables for field in settings_of(table)}
+    python_only = sorted(
+        name for name, value in settings.items() if name not in flags or isinstance(value, dict)
+    )
+    if python_only:
+        return (), tuple(python_only)
+    secret = [name for name in ("tracking_uri", "storage") if name in settings]
+    secret = [name for name in secret if without_secrets(settings[name]) != str(settings[name])]
+    words = {name: value for name, value in settings.items() if name not in secret}
+    return typed_command(experiment, {**words, "out": out}), tuple(sorted(secret))
 
 
 @dataclass(frozen=True)
@@ -120,7 +141,8 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     """
     request, inputs = identify_inputs(request)
     experiment, chosen, folder = request.experiment, request.execution, request.folder
-    old, command = _find_plan(folder, inputs.code), request.command
+    old = _find_plan(folder, inputs.code)
+    recorded: Any = {"command": request.command, "unrecorded": request.unrecorded}
     if old is None:
         is_elsewhere = is_elsewhere or request.services.executor != "local"
         new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
@@ -135,26 +157,18 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
                 )
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
-        new = build_plan(experiment, old.execution, inputs, command=command, old=old)
+        new = build_plan(experiment, old.execution, inputs, **recorded, old=old)
         plan = grow_plan(old, new, folder.path)
         if len(plan.trials) > len(old.trials):
             if new.largest_step > old.largest_step:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
-                new = build_plan(experiment, execution, inputs, command=command, old=old)
+                new = build_plan(experiment, execution, inputs, **recorded, old=old)
                 plan = grow_plan(old, new, folder.path)
             if new.settings.command is None and (new.code or new.settings.traits.samples):
                 inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
-    ids, tuning = {row.id for row in new.known_trials}, {row.cell for row in waiting}
-    if experiment.seeds == "auto":
-        tuning |= {*experiment.cells}
-    requested = tuple(
-        str(row.id)
-        for row in plan.known_trials  # with all rates that tuning has tried so far
-        if row.id in ids or (row.stage == "tune" and row.cell in tuning)
-    )
-    return Planned(plan, requested, request)
+    return Planned(plan, requested_ids(plan, new, experiment), request)
 
 
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:

@@ -1,6 +1,5 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how it grows."""
 
-import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -99,6 +98,8 @@ class Plan(Inputs):
     forecast_factor: float | None = None  # forecast_seconds may be off by this factor
     forecast_reason: str | None = None  # for a large factor; "" if there is none
     commands: tuple[Command, ...] = ()  # that planned trials
+    # Settings that `commands` lack: only Python can give them, or they are addresses with secrets.
+    unrecorded: tuple[str, ...] = ()
     has_looks: bool = False  # seeds were added after earlier ones had been seen
     trials: tuple[PlannedTrial, ...] = ()
 
@@ -170,9 +171,9 @@ class Plan(Inputs):
         """Return the plan of the same trials with another execution."""
         execution = self.execution.model_copy(update=changes)
         inputs = Inputs(**{name: getattr(self, name) for name in Inputs.model_fields})
-        command = self.commands[-1] if self.commands else ()
-        plan = build_plan(self.settings, execution, inputs, command=command)
-        return plan.model_copy(update={"model": self.model})
+        plan = build_plan(self.settings, execution, inputs)
+        kept = {name: getattr(self, name) for name in ("model", "commands", "unrecorded")}
+        return plan.model_copy(update=kept)
 
 
 def tokens_at_once(device: str) -> int:
@@ -196,6 +197,7 @@ def build_plan(
     inputs: Inputs,
     *,
     command: tuple[str, ...] = (),
+    unrecorded: tuple[str, ...] = (),
     old: Plan | None = None,
 ) -> Plan:
     """Plan every trial; those of the `old` plan share the token count and keep their rates."""
@@ -221,6 +223,7 @@ def build_plan(
         token_budget=experiment.budget,
         tokens_are_common=are_common,
         commands=(command,) if command else (),
+        unrecorded=unrecorded,
         has_looks=experiment.seeds == "auto",
     )
     rows: list[PlannedTrial] = []
@@ -246,6 +249,25 @@ def build_plan(
                 row = plan.with_rate_of(winners[cell], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
+
+
+def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, ...]:
+    """Return the ids of the trials that a command names.
+
+    Args:
+        plan: with all trials of the folder.
+        new: the command's own plan.
+        experiment: the command's.
+    """
+    ids = {row.id for row in new.known_trials}
+    tuning = {row.cell for row in new.trials if row.id is None}
+    if experiment.seeds == "auto":
+        tuning |= {*experiment.cells}
+    return tuple(
+        str(row.id)
+        for row in plan.known_trials  # with all rates that tuning has tried so far
+        if row.id in ids or (row.stage == "tune" and row.cell in tuning)
+    )
 
 
 def reports_of(
@@ -331,6 +353,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
         "seeds": new.settings.seeds,
         "tuning": (old if was_tuned else new).settings.tuning,
     }
+    unrecorded = {*old.unrecorded, *(new.unrecorded if adds else ())}
     seeds = {(row.policy, row.learning_rate, row.cell): row.seed for row in old.known_trials}
     has_more_seeds = any(
         row.seed > seeds.get((row.policy, row.learning_rate, row.cell), row.seed) for row in added
@@ -341,6 +364,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             "has_looks": old.has_looks or new.has_looks or has_more_seeds,
             "trials": (*old.known_trials, *added),
             "commands": tuple(dict.fromkeys(old.commands + (new.commands if adds else ()))),
+            "unrecorded": tuple(sorted(unrecorded)),
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,
@@ -388,26 +412,3 @@ def most_trials(plan: Plan) -> dict[Cell, int]:
         row.cell: plan.settings.answer.max_seeds + (searched + refined if row.cell in tuned else 0)
         for row in plan.trials
     }
-
-
-def command_with(plan: Plan, **flags: Any) -> str:
-    """Return the plan's last command with other values of some flags; None removes a flag."""
-    words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
-    for name in flags:
-        if (flag := f"--{name.replace('_', '-')}") in words:
-            index = words.index(flag)
-            del words[index : index + 2]
-    return shlex.join([*words, *typed_command(None, flags)[2:]])
-
-
-def answering_command(plan: Plan) -> str | None:
-    """Return the command that tunes the rate at each batch size.
-
-    None if the plan does so, or has one batch size, which is a question of its own.
-    """
-    reports = [row for row in plan.trials if row.stage == "report"]
-    cells, last = {row.cell for row in plan.trials}, ("tuned", LEAST_SEEDS - 1)
-    batches = sorted({batch for _, batch in cells})
-    if len(batches) < 2 or {row.cell for row in reports if (row.policy, row.seed) == last} == cells:
-        return None
-    return command_with(plan, batches=batches, lr="tuned", seeds="auto")

@@ -10,6 +10,7 @@ from typing import Any
 from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
+from sweep.orchestration.planning import record_command
 from sweep.plan.plan import Plan, PlannedTrial, grow_plan
 from sweep.plan.steps import milestone_steps
 from sweep.trial.files import sha256_of, write_json
@@ -39,7 +40,10 @@ def write_fake_sweep(
     for lr in lrs:
         settings = load_experiment(experiment, {"precision": "fp32", "lr": lr, **overrides})
         data, execution = DATA if settings.data else None, Execution(device="cpu", threads=2)
-        new = _decided(build_plan(settings, execution, data=data))
+        given = {"precision": "fp32", "lr": lr, **overrides}
+        command, unrecorded = record_command(experiment, given, path)
+        words: Any = {"command": command, "unrecorded": unrecorded}
+        new = _decided(build_plan(settings, execution, data=data, **words))
         plan = grow_plan(plan, new) if plan else new
     assert plan is not None
     plan = plan.model_copy(update={"trials": plan.known_trials, "sweep_uid": "1"})

@@ -123,10 +123,10 @@ def test_a_failed_check_makes_the_answer_provisional_and_names_its_remedy(
 
 
 def test_rates_that_are_all_too_low_are_tuned_again_around_the_highest(tmp_path):
-    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, tuning={"centre": 1e-5})
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, tune_centre=1e-5)
     answer = load_sweep(tmp_path / "s").answer()
     highest = 1e-5 * max(GRID)
-    assert f"--tune-centre {highest:.3g} --out results/s-2" in answer.settle
+    assert f"--tune-centre {highest:.3g} --out {tmp_path / 's'}-2" in answer.settle
     assert answer.settle_seconds > 0
 
 
@@ -139,8 +139,8 @@ def test_unequal_tokens_are_repeated_with_a_budget_that_all_batch_sizes_divide(c
 
 @pytest.mark.parametrize(("max_seeds", "is_limit"), [(3, True), (5, False)])
 def test_an_open_answer_says_if_its_seeds_are_the_limit(tmp_path, max_seeds, is_limit):
-    settings = {"answer": {"max_seeds": max_seeds, "tolerance": 0.03}}
-    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, **settings)
+    settings = {"max_seeds": max_seeds, "tolerance": 0.03}
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds="auto", **settings)
     sweep = load_sweep(tmp_path / "s")
     assert not sweep.answer().decided
     assert sweep.answer().settle.endswith("--max-seeds 6" if is_limit else "--seeds auto")

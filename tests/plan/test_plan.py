@@ -7,7 +7,8 @@ import pytest
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution, Science
 from sweep.errors import SweepError
-from sweep.plan.plan import answering_command, grow_plan, typed_command
+from sweep.plan.plan import grow_plan, typed_command
+from sweep.plan.proposal import answering_command
 from sweep.trial.files import sha256_of
 from sweep.version import FORMAT_VERSION
 from tests.plans import build_plan
@@ -137,9 +138,11 @@ def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags(
     assert answering_command(first) == words
     grown = grow_plan(first, make(command=typed_command("quick", {"batches": "16"}), batches="16"))
     assert "--batches 4,8,16" in answering_command(grown)
-    assert answering_command(make(seeds=5)).endswith("--lr tuned --seeds auto")
-    assert answering_command(make(lr="tuned")) is None
-    assert answering_command(make(lr="tuned", seeds=1)).endswith("--seeds auto")
+    quick = typed_command("quick", {})
+    assert answering_command(make(seeds=5, command=quick)).endswith("--lr tuned --seeds auto")
+    assert answering_command(make(lr="tuned", command=quick)) is None
+    one_seed = make(lr="tuned", seeds=1, command=quick)
+    assert answering_command(one_seed).endswith("--seeds auto")
 
 
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():

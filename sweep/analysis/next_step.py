@@ -1,0 +1,409 @@
+"""The next step of a sweep: the command that would settle what its answer leaves open.
+
+A command is proposed only if its plan has no obstacle and trains something. If there is none, a
+sentence says what would settle the answer.
+"""
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sweep.analysis.answer import UNDECIDED, Answer, join
+from sweep.analysis.checks import Check
+from sweep.analysis.frames import SweepTables
+from sweep.analysis.rates import TunedRate
+from sweep.config.experiment import Cell
+from sweep.errors import SweepError
+from sweep.plan.decision import LOOKS
+from sweep.plan.next_trials import TrialRecord, compared_value
+from sweep.plan.plan import LEAST_SEEDS, Plan, PlannedTrial, load_plan
+from sweep.plan.proposal import (
+    Proposal,
+    check_of_command,
+    common_tokens,
+    propose,
+    propose_tuning,
+    recorded_out,
+)
+from sweep.plan.rates import EXTENSIONS, GRID, ROUNDING
+from sweep.plan.steps import tokens_per_trial
+from sweep.trial.folder import Cause, State, SweepFolder
+
+TUNING_TRIALS = 8  # typical number at each batch size
+LEAST_STEPS = 10  # of a batch size that is added: with fewer, the warmup exceeds a tenth of them
+LEAST_HOURS = 0.1  # of a proposed --max-hours
+
+
+@dataclass(frozen=True)
+class NextStep:
+    command: str | None = None
+    seconds: float | None = None  # least time of the command; None: not known
+    reason: str = ""  # why there is no command, or what to know about it, as sentences
+    trials: tuple[PlannedTrial, ...] = ()  # that the command certainly trains
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the report says about the trials with tuned rates, of all optimizers."""
+
+    checks: Sequence[Check]
+    rates: Sequence[TunedRate]
+    answers: Sequence[Answer]
+
+    @property
+    def blocking(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "FAIL" and check.blocks_claims]
+
+    @property
+    def codes(self) -> set[str]:
+        return {check.code for check in self.blocking}
+
+    @property
+    def is_settled(self) -> bool:
+        is_open = any(not answer.decided or answer.provisional for answer in self.answers)
+        return not (is_open or self.blocking or not self.answers)
+
+
+def read_records(sweep: SweepTables) -> list[TrialRecord]:
+    """Return how each planned trial ended, from the table of trials."""
+    objective = sweep.plan.settings.objective
+    table = sweep.trials.set_index("id").to_dict("index")
+    records = []
+    for row in sweep.plan.known_trials:
+        trial = table[str(row.id)]
+        state = State(trial["state"]) if trial["state"] in [*State] else State.WAITING
+        cause = Cause(trial["cause"]) if trial["cause"] in [*Cause] else None
+        number = trial.get(objective.name)
+        metric = None if number is None or pd.isna(number) else float(number)
+        value = compared_value(state, cause, metric, objective)
+        records.append(TrialRecord(row, state, cause, value))
+    return records
+
+
+def next_step(sweep: SweepTables, tuned: Judged | None) -> NextStep:
+    """Return the next step of a sweep; `tuned` is None if it has no trials with tuned rates."""
+    search = _Search(sweep)
+    try:
+        return search.tune() if tuned is None else search.settle(tuned)
+    except SweepError as error:  # why no command can be proposed
+        return NextStep(reason=str(error))
+
+
+class _Search:
+    """Tries commands in the order of what they must settle first."""
+
+    def __init__(self, sweep: SweepTables) -> None:
+        self.sweep, self.plan = sweep, sweep.plan
+        self.records = read_records(sweep)
+        self.seconds_per_token = _seconds_per_token(sweep, self.records)
+
+    def tune(self) -> NextStep:
+        """Propose to tune the rate at each batch size."""
+        sizes = {row.batch_size for row in self.plan.known_trials}
+        return self._step(propose_tuning(self.plan, sizes, self._free_out(), **self._own_out()))
+
+    def settle(self, tuned: Judged) -> NextStep:
+        """Propose what a sweep with tuned rates needs."""
+        is_leading = bool(tuned.answers)
+        rows = [r for r in self.plan.known_trials if r.policy == "tuned" or not is_leading]
+        sizes = sorted({row.batch_size for row in rows})
+        if step := self._repeat_with_common_tokens(sizes):
+            return step
+        if step := self._resume(sizes):
+            return step
+        if step := self._tune_again(sizes, tuned):
+            return step
+        if not tuned.is_settled:
+            if step := self._add_trials(sizes):
+                return step
+            reason = self._reason(tuned)
+            return self._check_command(reason) or NextStep(reason=reason)
+        return self._check_command() or self._extend(sizes, tuned)
+
+    def _repeat_with_common_tokens(self, sizes: Sequence[int]) -> NextStep | None:
+        """Propose a new sweep if the tokens of these batch sizes differ, which allows no claim."""
+        if self.plan.settings.target is not None or self._has_common_tokens(sizes):
+            return None
+        changes = {"batches": list(sizes), "lr": "tuned", "seeds": "auto"}
+        changes |= {**common_tokens(self.plan, sizes), "out": self._free_out()}
+        return self._step(propose(self.plan, changes, is_elsewhere=True))
+
+    def _has_common_tokens(self, sizes: Sequence[int]) -> bool:
+        plan = self.plan
+        all_sizes = {*sizes, *self.sweep.batch_sizes}
+        tokens, _ = tokens_per_trial(plan.token_budget, all_sizes, plan.tokens_per_sequence)
+        return len({tokens[size] for size in sizes}) == 1
+
+    def _resume(self, sizes: Sequence[int]) -> NextStep | None:
+        """Propose the same command if trials are open, or a batch size has no rate yet."""
+        rows = self._tuned_rows()
+        reports = [row for row in rows if row.stage == "report"]
+        is_open = any(record.is_open for record in self.records if record.row in rows)
+        cells = {(row.optimizer, size) for row in rows for size in sizes}
+        unreported = cells - {row.cell for row in reports}
+        if not is_open and all(map(self._has_no_rate, unreported)):
+            return None
+        most = max((row.seed + 1 for row in reports), default=LEAST_SEEDS)
+        seeds = "auto" if self.plan.has_looks or most < LEAST_SEEDS else most
+        for count in dict.fromkeys([seeds, "auto"]):
+            changes = {"batches": list(sizes), "lr": "tuned", "seeds": count, **self._own_out()}
+            proposal = propose(self.plan, changes)
+            open_ids = {str(r.row.id) for r in self.records if r.is_open and r.row in rows}
+            if open_ids <= proposal.requested:
+                return self._step(proposal)
+        return None
+
+    def _has_no_rate(self, cell: Cell) -> bool:
+        """Return True if the search of a batch size has ended without a trial that completed."""
+        records = [r for r in self.records if r.row.cell == cell and r.row.stage == "tune"]
+        has_ended = bool(records) and not any(record.is_open for record in records)
+        values = [record.value for record in records if record.value is not None]
+        if not has_ended or any(map(math.isfinite, values)):
+            return False
+        if self.plan.settings.target is not None:
+            return True
+        lowest = min(record.row.learning_rate or math.inf for record in records)
+        centre = self.plan.tuning_centre(cell[1], cell[0])
+        return lowest <= centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
+
+    def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
+        """Propose a new search, around other rates or on the tokens of the reports."""
+        changes = dict[str, Any]()
+        is_at_edge = "learning_rate_at_edge" in tuned.codes
+        is_early = any(not rate.is_full for rate in tuned.rates)
+        if is_at_edge and not all(rate.is_inside for rate in tuned.rates):
+            centre = self._other_centre(tuned.rates)
+            changes["tune_centre"] = f"{centre:.3g}"
+        if is_early:
+            changes["tune_budget"] = self.plan.token_budget
+        if is_at_edge or is_early:
+            return self._step(self._elsewhere(sizes, **changes))
+        return None
+
+    def _other_centre(self, rates: Sequence[TunedRate]) -> float:
+        """Return a centre for a grid around the best rates that are at an end of theirs."""
+        settings = self.plan.settings
+        ends = {"lowest": list[float](), "highest": list[float]()}
+        for rate in rates:
+            tried = rate.trials["learning_rate"]
+            if rate.is_inside:
+                continue
+            if rate.best is None:
+                if settings.target is not None:
+                    raise SweepError(
+                        f"No rate reached the target at batch size {rate.batch_size}. Raise "
+                        "--target or --budget, in another --out."
+                    )
+                ends["lowest"].append(float(tried.min()))
+                continue
+            measured = rate.trials.dropna(subset="loss")["learning_rate"]
+            is_highest = math.isclose(rate.best, measured.max())
+            ends["highest" if is_highest else "lowest"].append(rate.best)
+        low, high = ends["lowest"], ends["highest"]
+        if settings.optimizers:
+            raise SweepError(
+                "The best rates of some optimizers are at an end of those tried. Set their "
+                "centres in [tuning] of an experiment file, in another --out."
+            )
+        if bool(low) == bool(high):
+            raise SweepError(
+                "The best rates are at the lowest end of those tried at some batch sizes and at "
+                "the highest at others. Tune these batch sizes apart, each with its own "
+                "--tune-centre and --out."
+            )
+        return max(high) if high else min(low)
+
+    def _add_trials(self, sizes: Sequence[int]) -> NextStep | None:
+        """Propose `--seeds auto`, with a higher limit if the sweep has reached its own."""
+        answer = self.plan.settings.answer
+        limits = [answer.max_seeds, min(2 * answer.max_seeds, LOOKS[-1]), LOOKS[-1]]
+        for limit in dict.fromkeys(limits):
+            changes = {"batches": list(sizes), "lr": "tuned", **self._own_out(), "seeds": "auto"}
+            if limit > answer.max_seeds:
+                changes["max_seeds"] = limit
+            proposal = propose(self.plan, changes)
+            trials = proposal.trials_to_run(self.records)
+            if not trials:
+                continue
+            seconds = self._seconds(trials)
+            needed = 0.0 if seconds is None else seconds / 3600
+            if answer.max_hours is not None and answer.max_hours < max(needed, LEAST_HOURS / 10):
+                hours = max(needed, LEAST_HOURS)
+                proposal = propose(self.plan, {**changes, "max_hours": f"{hours:.2g}"})
+            return self._step(proposal)
+        return None
+
+    def _extend(self, sizes: Sequence[int], tuned: Judged) -> NextStep:
+        """Propose a smaller or a larger batch size if the best one may be at an end."""
+        candidates = {size for answer in tuned.answers for size in answer.candidates}
+        added = []
+        if sizes[0] in candidates and sizes[0] > 1:
+            added.append(sizes[0] // 2)
+        if sizes[-1] in candidates:
+            added.append(2 * sizes[-1])
+        reasons = []
+        for size in added:
+            try:
+                return self._step(self._with_batch_size(sizes, size))
+            except SweepError as error:
+                reasons.append(str(error))
+        return NextStep(reason=" ".join(reasons))
+
+    def _with_batch_size(self, sizes: Sequence[int], added: int) -> Proposal:
+        steps = self.plan.token_budget // (added * self.plan.tokens_per_sequence)
+        if steps < LEAST_STEPS:
+            raise SweepError(
+                f"Batch size {added} would take {steps} steps at this budget, which are too few. "
+                "Compare it at a larger --budget, in another --out."
+            )
+        batches = sorted([*sizes, added])
+        changes = {"batches": batches, "seeds": "auto", "lr": "tuned", **self._own_out()}
+        try:
+            proposal = propose(self.plan, changes)
+        except SweepError:  # for example because the tokens of the others would change
+            return self._elsewhere(batches)
+        rows = [row for row in proposal.plan.trials if row.stage == "report"]
+        tokens = {row.tokens for row in rows if row.policy == "tuned"}
+        has_common_tokens = len(tokens) == 1 or self.plan.settings.target is not None
+        return proposal if has_common_tokens else self._elsewhere(batches)
+
+    def _elsewhere(self, sizes: Sequence[int], **changes: Any) -> Proposal:
+        """Propose a new sweep, with a budget that all batch sizes use up."""
+        plan = self.plan
+        if plan.settings.target is None:
+            common = common_tokens(plan, sizes)
+            is_other = common["budget"] != plan.token_budget and not plan.tokens_are_common
+            if is_other or set(sizes) - set(self.sweep.batch_sizes):
+                changes = {**common, **changes}
+        changes = {"batches": list(sizes), "lr": "tuned", "seeds": "auto", **changes}
+        return propose(plan, {**changes, "out": self._free_out()}, is_elsewhere=True)
+
+    def _check_command(self, reason: str = "") -> NextStep | None:
+        """Propose `sweep check` for a command that was not checked."""
+        if self.plan.settings.command is None or self.sweep.checked.get("checks"):
+            return None
+        command = check_of_command(self.plan, **self._own_out())
+        return NextStep(command, reason=reason) if command else None
+
+    def _reason(self, tuned: Judged) -> str:
+        """Say what would settle the answer, although no command can."""
+        sentences = []
+        if equal := self._equal_seeds():
+            sizes = join(equal)
+            sentences.append(
+                f"All seeds gave the same result at batch size {sizes}. Let the training draw its "
+                "random numbers from the seed, in another --out."
+            )
+        for check in tuned.blocking:
+            if check.code != "single_seed" or not equal:
+                sentences.append(check.remedy)
+        rows = [row for answer in tuned.answers for row in answer.batch_sizes]
+        undecided = sorted({r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED})
+        if sentences:
+            return " ".join(dict.fromkeys(sentences))
+        if undecided:
+            seeds = min(row.seeds for row in rows if row.batch_size in undecided)
+            subject = f"batch size {join(undecided)}"
+            if seeds >= LOOKS[-1]:
+                why = f"{subject} has {seeds} seeds, the most that the intervals are made for"
+            else:
+                why = f"more seeds cannot decide about {subject}, because of its learning rate"
+            tolerance = f"{tuned.answers[0].compared.write(tuned.answers[0].tolerance)}"
+            return (
+                f"No further trainings settle this: {why}. A tolerance above {tolerance} "
+                "(--tolerance) may be decided, or a larger --budget, in another --out."
+            )
+        if tuned.answers:
+            return "No further trainings settle this. Try a larger --budget, in another --out."
+        return (
+            "Fewer than two batch sizes have results that can be compared. Lower the learning "
+            "rates (--tune-centre), in another --out."
+        )
+
+    def _equal_seeds(self) -> list[int]:
+        """Return the batch sizes at which several seeds gave one result."""
+        values: dict[Cell, list[float]] = {}
+        for record in self.records:
+            row, value = record.row, record.value
+            is_report = (row.stage, row.policy) == ("report", "tuned")
+            if is_report and value is not None and math.isfinite(value):
+                values.setdefault(row.cell, []).append(value)
+        is_equal = {cell: len(v) >= LEAST_SEEDS and len({*v}) == 1 for cell, v in values.items()}
+        return sorted({cell[1] for cell in values if is_equal[cell]})
+
+    def _tuned_rows(self) -> list[PlannedTrial]:
+        return [row for row in self.plan.known_trials if row.policy == "tuned"]
+
+    def _own_out(self) -> dict[str, Any]:
+        """Return a change of --out if the recorded one is not this folder any more."""
+        recorded, folder = Path(recorded_out(self.plan)), SweepFolder(self.sweep.path)
+        if folder.is_published:  # a copy of results, without the folders of trials
+            return {}
+        is_own = recorded.name == folder.path.resolve().name
+        if is_own and recorded.exists():  # else the command ran in another folder than this one
+            with contextlib.suppress(SweepError):
+                stored = load_plan(SweepFolder(recorded))
+                is_own = stored is None or stored.sweep_uid == self.plan.sweep_uid
+        return {} if is_own else {"out": str(folder.path)}
+
+    def _free_out(self) -> str:
+        """Return a folder for a new sweep, next to this one."""
+        out = self._own_out().get("out") or recorded_out(self.plan)
+        number = 2
+        while self.sweep.path.with_name(f"{self.sweep.path.resolve().name}-{number}").exists():
+            number += 1
+        return f"{out}-{number}"
+
+    def _step(self, proposal: Proposal) -> NextStep:
+        trials = proposal.trials_to_run(self.records)
+        if not trials:
+            raise SweepError("The same command would train nothing more.")
+        return NextStep(
+            command=proposal.command,
+            seconds=self._seconds(trials),
+            reason=_about_secrets(self.plan),
+            trials=tuple(trials),
+        )
+
+    def _seconds(self, trials: Sequence[PlannedTrial]) -> float | None:
+        """Return the least time of trials, with a typical number of those that tune a rate."""
+        rates_per_cell = Counter(row.cell for row in trials if row.stage == "tune")
+        searched = {row.cell for row in trials if row.id is None}
+        total = 0.0
+        for row in trials:
+            distance = {
+                cell: (cell[0] != row.optimizer, abs(math.log(cell[1] / row.batch_size)))
+                for cell in self.seconds_per_token
+            }
+            if not distance:
+                return None
+            nearest = min(distance, key=distance.__getitem__)
+            seconds = row.tokens * self.seconds_per_token[nearest]
+            if row.stage == "tune" and row.cell in searched:
+                seconds *= max(1.0, TUNING_TRIALS / rates_per_cell[row.cell])
+            total += seconds
+        return total
+
+
+def _seconds_per_token(sweep: SweepTables, records: Sequence[TrialRecord]) -> dict[Cell, float]:
+    """Return the median time of complete trials over their planned tokens."""
+    seconds = sweep.trials.set_index("id")["seconds_total"].astype(float)
+    measured: dict[Cell, list[float]] = {}
+    for record in records:
+        time = float(seconds[str(record.row.id)])
+        if record.state is State.COMPLETE and math.isfinite(time):
+            measured.setdefault(record.row.cell, []).append(time / record.row.tokens)
+    return {cell: float(pd.Series(times).median()) for cell, times in measured.items()}
+
+
+def _about_secrets(plan: Plan) -> str:
+    if not plan.unrecorded:
+        return ""
+    flags = join(f"--{name.replace('_', '-')}" for name in plan.unrecorded)
+    return f"Also give {flags} as before: addresses with a password or a token are not recorded."

@@ -1,0 +1,192 @@
+"""Commands that a plan or a report proposes. Each is planned here before it is proposed."""
+
+import contextlib
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sweep.config.experiment import Experiment
+from sweep.config.settings import Settings, merge_settings, parse_settings, settings_of
+from sweep.config.trial import Execution, Services
+from sweep.errors import SweepError
+from sweep.plan.next_trials import TrialRecord, next_trials
+from sweep.plan.plan import (
+    LEAST_SEEDS,
+    Inputs,
+    Plan,
+    PlannedTrial,
+    build_plan,
+    grow_plan,
+    requested_ids,
+    typed_command,
+)
+from sweep.plan.steps import common_budget, tokens_per_trial
+
+MOST_BUDGET_FACTOR = 10  # of a common budget over the sweep's own, above which none is proposed
+TABLES: tuple[type[Settings], ...] = (Experiment, Execution, Services)
+SETTINGS = {setting.name: setting for table in TABLES for setting in settings_of(table)}
+SERVICES = {setting.name for setting in settings_of(Services)}
+OF_SEEDS = {"seeds", "max_seeds", "max_hours"}
+# Those of the newest command count, also if it leaves them out.
+PER_COMMAND = {"out", "lr", "batches", "tolerance", *OF_SEEDS, *SERVICES}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A command, and what it plans."""
+
+    command: str
+    experiment: Experiment
+    plan: Plan  # with all trials of the folder
+    requested: frozenset[str]  # ids of the trials that it names
+
+    def trials_to_run(self, records: Sequence[TrialRecord]) -> list[PlannedTrial]:
+        """Return the trials that the command certainly trains; others may follow from them."""
+        ended = {record.row.id for record in records if not record.is_open}
+        names = self.requested - ended
+        rows = [row for row in self.plan.trials if row.id is None or row.id in names]
+        if not rows and self.experiment.seeds == "auto":
+            rows = next_trials(self.plan, self.experiment, records)
+        return rows
+
+
+def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = False) -> Proposal:
+    """Plan the sweep's command with other values of some settings.
+
+    Args:
+        plan: the sweep as it is.
+        changes: values by the name of a flag; None removes the flag.
+        is_elsewhere: whether the command has another --out, so that its plan begins anew.
+
+    Raises:
+        SweepError: if the command would be refused, or the words of the sweep's commands are not
+            known. The message says why.
+    """
+    values = {name: value for name, value in changes.items() if value is not None}
+    values.pop("out", None)
+    fields = merge_settings(Experiment, plan.settings.model_dump(), values)
+    experiment = parse_settings(Experiment, fields, "the next command")
+    inputs = Inputs(**{name: getattr(plan, name) for name in Inputs.model_fields})
+    old = None if is_elsewhere else plan
+    new = build_plan(experiment, plan.execution, inputs, old=old)
+    grown = new if old is None else grow_plan(old, new)
+    waiting = [row for row in new.trials if row.id is None]
+    grown = grown.model_copy(update={"trials": (*grown.known_trials, *waiting)})
+    requested = frozenset(requested_ids(grown, new, experiment))
+    return Proposal(command_with(plan, **changes), experiment, grown, requested)
+
+
+def command_with(plan: Plan, **changes: Any) -> str:
+    """Return the sweep's command with other values of some flags; None removes a flag.
+
+    Raises:
+        SweepError: if no command line can have the settings of the sweep.
+    """
+    if python_only := [name for name in plan.unrecorded if name not in SERVICES]:
+        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        raise SweepError(
+            f"The sweep has settings that only Python can give ({', '.join(python_only)}). Call "
+            f"run_sweep with the same arguments, except {given}."
+        )
+    if not plan.commands:
+        raise SweepError("plan.json records no command. Run the sweep with `sweep run`.")
+    flags = dict[str, Any]()
+    experiment = None
+    for words in plan.commands:
+        experiment, newer = parse_command(words)
+        flags = {name: flags[name] for name in flags if name not in PER_COMMAND} | newer
+    if changes.get("seeds", "auto") != "auto":
+        flags = {name: flags[name] for name in flags if name not in OF_SEEDS}
+    kept = {name: flags[name] for name in flags if name not in changes}
+    return shlex.join(typed_command(experiment, kept | changes))
+
+
+def check_of_command(plan: Plan, **changes: Any) -> str | None:
+    """Return the `sweep check` of a sweep's command; None if its words are not known."""
+    with contextlib.suppress(SweepError):
+        return command_with(plan, **changes).replace("sweep run", "sweep check", 1)
+    return None
+
+
+def parse_command(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """Return the experiment and the flags of a recorded `sweep run`."""
+    rest = list(words[2:])
+    experiment = rest.pop(0) if rest and not rest[0].startswith("--") else None
+    flags = dict[str, Any]()
+    while rest:
+        name = rest.pop(0).removeprefix("--").replace("-", "_")
+        is_switch = name in SETTINGS and SETTINGS[name].field.annotation is bool
+        flags[name] = True if is_switch or not rest else rest.pop(0)
+    return experiment, flags
+
+
+def recorded_out(plan: Plan) -> str:
+    """Return the folder that the sweep's command names."""
+    flags = parse_command(plan.commands[-1])[1] if plan.commands else {}
+    return str(flags.get("out", f"results/{plan.settings.name}"))
+
+
+def common_tokens(plan: Plan, batches: Collection[int]) -> dict[str, Any]:
+    """Return the changes of settings that give all these batch sizes the same tokens.
+
+    Raises:
+        SweepError: if only a much larger budget does.
+    """
+    budget = common_budget(plan.token_budget, batches, plan.tokens_per_sequence)
+    if budget > MOST_BUDGET_FACTOR * plan.token_budget:
+        raise SweepError(
+            f"Batch sizes {', '.join(map(str, sorted(batches)))} have equal tokens only at a "
+            f"budget of {budget} or a multiple of it. Choose batch sizes with a smaller least "
+            "common multiple, in another --out."
+        )
+    limit = plan.settings.tuning.budget
+    is_above = limit is not None and limit > budget
+    return {"budget": budget} | ({"tune_budget": budget} if is_above else {})
+
+
+def propose_tuning(
+    plan: Plan, batches: Collection[int], other_out: str, **changes: Any
+) -> Proposal:
+    """Propose to tune the rate at these batch sizes and to add seeds until all is decided.
+
+    If their tokens differ, which allows no claim, it is a new sweep in `other_out`.
+    """
+    sizes = sorted(batches)
+    changes = {"batches": sizes, "lr": "tuned", "seeds": "auto", **changes}
+    if plan.settings.target is None:
+        with_sizes = {*sizes, *(row.batch_size for row in plan.known_trials)}
+        tokens, _ = tokens_per_trial(plan.token_budget, with_sizes, plan.tokens_per_sequence)
+        if len({tokens[size] for size in sizes}) > 1:
+            changes = {**changes, **common_tokens(plan, sizes), "out": other_out}
+            return propose(plan, changes, is_elsewhere=True)
+    return propose(plan, changes)
+
+
+def propose_answer(plan: Plan) -> Proposal | None:
+    """Propose the command that can tell which batch size is best.
+
+    None if the plan does so, or has one batch size, which is a question of its own.
+
+    Raises:
+        SweepError: if no command can; the message says what would.
+    """
+    reports = [row for row in plan.trials if row.stage == "report"]
+    cells, last = {row.cell for row in plan.trials}, ("tuned", LEAST_SEEDS - 1)
+    batches = {batch for _, batch in cells}
+    tuned = [row for row in reports if row.policy == "tuned"]
+    has_common_tokens = plan.settings.target is not None or len({r.tokens for r in tuned}) == 1
+    is_tuned = {row.cell for row in reports if (row.policy, row.seed) == last} == cells
+    if len(batches) < 2 or (is_tuned and has_common_tokens):
+        return None
+    known = plan.model_copy(update={"trials": plan.known_trials})
+    return propose_tuning(known, batches, f"{recorded_out(plan)}-2")
+
+
+def answering_command(plan: Plan) -> str | None:
+    """Return the command of `propose_answer`; None also if no command can."""
+    try:
+        proposal = propose_answer(plan)
+    except SweepError:
+        return None
+    return proposal.command if proposal else None
