@@ -60,11 +60,43 @@ class Sweep(frames.SweepTables):
     @cached_property
     def policies(self) -> tuple[PolicyResult, ...]:
         """Checks and answer of each policy, in the plan's order."""
+        step = self.next_step
+        if step is None:
+            return tuple(self._judged)
+        return tuple(
+            replace(result, answer=_with_step(result.answer, step)) if result.answer else result
+            for result in self._judged
+        )
+
+    @cached_property
+    def next_step(self) -> NextStep | None:
+        """The command that would settle what the answer leaves open; None without an answer."""
+        if not any(result.answer for result in self._judged):
+            return None
+        if not any(row.policy == "tuned" for row in self.plan.known_trials):
+            return next_step(self, None)
+        tuned = [r for r in self._judged if r.label.rpartition(", ")[2] == "tuned"]
+        return next_step(
+            self,
+            Judged(
+                checks=[check for result in tuned for check in result.checks],
+                rates=[rate for result in tuned for rate in result.rates],
+                answers=[result.answer for result in tuned if result.answer],
+            ),
+        )
+
+    @cached_property
+    def _judged(self) -> list[PolicyResult]:
+        """Checks and answer of each policy, without the next step."""
         settings = self.plan.settings
         steps = None if settings.target is None else steps_to_target(self)
         trials = frames.with_objective(self.trials, settings.objective, settings.objective.sign)
         results = judge_trials(trials, settings.objective, steps, self.plan)
-        return tuple(self._with_next_step(self._with_checks_of_command(results)))
+        if settings.command is None:
+            return results
+        command = check_of_command(self.plan) or "sweep check"
+        added = checks.checks_of_command(self.checked, command)
+        return [replace(result, checks=[*result.checks, *added]) for result in results]
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
@@ -110,30 +142,6 @@ class Sweep(frames.SweepTables):
     def _repr_html_(self) -> str:
         lines, answer = map(html.escape, self.sentences()), self.answer()
         return "<br>".join([*lines, answer._repr_html_() if answer else ""])
-
-    def _with_checks_of_command(self, results: Sequence[PolicyResult]) -> list[PolicyResult]:
-        if self.plan.settings.command is None:
-            return list(results)
-        command = check_of_command(self.plan) or "sweep check"
-        added = checks.checks_of_command(self.checked, command)
-        return [replace(result, checks=[*result.checks, *added]) for result in results]
-
-    def _with_next_step(self, results: Sequence[PolicyResult]) -> list[PolicyResult]:
-        """Add the next step of the sweep to each answer; it is the same for all policies."""
-        if not any(result.answer for result in results):
-            return list(results)
-        tuned = [result for result in results if result.label.rpartition(", ")[2] == "tuned"]
-        judged = Judged(
-            checks=[check for result in tuned for check in result.checks],
-            rates=[rate for result in tuned for rate in result.rates],
-            answers=[result.answer for result in tuned if result.answer],
-        )
-        has_tuned = any(row.policy == "tuned" for row in self.plan.known_trials)
-        step = next_step(self, judged if has_tuned else None)
-        return [
-            replace(result, answer=_with_step(result.answer, step)) if result.answer else result
-            for result in results
-        ]
 
 
 def load_sweep(path: str | Path) -> Sweep:

@@ -40,10 +40,13 @@ class Proposal:
     experiment: Experiment
     plan: Plan  # with all trials of the folder
     requested: frozenset[str]  # ids of the trials that it names
+    is_elsewhere: bool  # in a new folder, without trials
 
     def trials_to_run(self, records: Sequence[TrialRecord]) -> list[PlannedTrial]:
         """Return the trials that the command certainly trains; others may follow from them."""
-        ended = {record.row.id for record in records if not record.is_open}
+        ended = set[str | None]()
+        if not self.is_elsewhere:
+            ended = {record.row.id for record in records if not record.is_open}
         names = self.requested - ended
         rows = [row for row in self.plan.trials if row.id is None or row.id in names]
         if not rows and self.experiment.seeds == "auto":
@@ -74,7 +77,7 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
     waiting = [row for row in new.trials if row.id is None]
     grown = grown.model_copy(update={"trials": (*grown.known_trials, *waiting)})
     requested = frozenset(requested_ids(grown, new, experiment))
-    return Proposal(command_with(plan, **changes), experiment, grown, requested)
+    return Proposal(command_with(plan, **changes), experiment, grown, requested, is_elsewhere)
 
 
 def command_with(plan: Plan, **changes: Any) -> str:

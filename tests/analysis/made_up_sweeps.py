@@ -1,0 +1,173 @@
+"""Sweep folders with made-up results, many by number: planned for real, never trained."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+from sweep.config import sha256_of_file
+from sweep.config.experiment import Declared, Experiment, load_experiment
+from sweep.config.trial import Execution
+from sweep.orchestration.planning import record_command
+from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
+from sweep.trial.files import write_json
+from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from tests.analysis.fake_sweeps import fake_result
+from tests.plans import Inputs
+
+CPU = Execution(device="cpu", threads=2)
+BATCHES = ("4,8", "4,16,64", "2,4,8,16", "1,2", "6,10,15", "7,16,60", "32,64,128")
+MAXIMIZED = Declared(objective="accuracy", direction="maximize", tolerance=0.02)
+
+
+def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
+    """Write a sweep whose settings and results follow from a number; `settings` replace some."""
+    rng = random.Random(number)
+    given: dict[str, Any] = {
+        "batches": rng.choice(BATCHES),
+        "budget": rng.choice([3200, 6400, 30_000]),
+        "precision": "fp32",
+        "device": "cpu",
+    }
+    if rng.random() < 0.25:
+        given["optimizers"] = "sgd,adamw"
+    if rng.random() < 0.2:
+        given["target"] = 0.5
+    given |= settings
+    plan = None
+    for lr in rng.choice([["tuned"], ["tuned"], ["tuned"], ["0.1"], ["0.1", "tuned"], ["sqrt"]]):
+        policy = {"lr": lr, "seeds": rng.choice([1, 2, 3, 3, 5, "auto", "auto"])}
+        if policy["seeds"] == "auto" and rng.random() < 0.4:
+            policy["max_seeds"] = rng.choice([3, 5, 12])
+        if policy["seeds"] == "auto" and rng.random() < 0.2:
+            policy["max_hours"] = rng.choice([1e-6, 2.0])
+        if lr == "tuned" and "target" not in given and rng.random() < 0.15:
+            policy["tune_budget"] = 1600
+        plan = _grow(plan, path, {**given, **policy})
+    assert plan is not None
+    if rng.random() < 0.15:
+        objective = plan.settings.model_copy(update={"declared": MAXIMIZED})
+        plan = plan if "target" in given else plan.model_copy(update={"settings": objective})
+    plan = plan.model_copy(update={"trials": plan.known_trials, "sweep_uid": "1"})
+    path.mkdir(parents=True)
+    results = _search_and_report(plan, rng) if _is_tuned(plan) else _report(plan, rng)
+    rows = [row for row, _, _ in results]
+    plan = plan.model_copy(update={"trials": tuple(rows)})
+    folder = SweepFolder(path)
+    write_json(folder.plan_path, plan.model_dump(mode="json"))
+    for row, outcome, value in results:
+        _write_trial(folder, plan, row, outcome, value)
+    return plan
+
+
+def _grow(plan: Plan | None, path: Path, given: dict[str, Any]) -> Plan:
+    experiment: Experiment = load_experiment("quadratic", {**given, "device": None})
+    command, unrecorded = record_command("quadratic", given, path)
+    new = build_plan(experiment, CPU, Inputs(), command=command, unrecorded=unrecorded, old=plan)
+    return grow_plan(plan, new) if plan else new
+
+
+def _is_tuned(plan: Plan) -> bool:
+    return any(row.stage == "tune" for row in plan.trials)
+
+
+Ended = tuple[PlannedTrial, str, float]  # state or cause, and value
+
+
+def _report(plan: Plan, rng: random.Random) -> list[Ended]:
+    noise, failing = rng.choice([0.001, 0.01, 0.05]), rng.choice([0.0, 0.0, 0.1])
+    gaps = {cell: rng.choice([0.0, 0.005, 0.02, 0.2]) for cell in plan.settings.cells}
+    rows = [row for row in plan.trials if row.policy != "tuned" and row.stage == "report"]
+    return [_end(row, 1.0 + gaps[row.cell], noise, failing, rng) for row in rows]
+
+
+def _search_and_report(plan: Plan, rng: random.Random) -> list[Ended]:
+    results = _report(plan, rng)
+    noise, failing = rng.choice([0.0005, 0.002, 0.02]), rng.choice([0.0, 0.0, 0.0, 0.05])
+    is_equal = rng.random() < 0.05
+    for cell in plan.settings.cells:
+        level = 1.0 + rng.choice([0.0, 0.004, 0.02, 0.1])
+        shift, limit = rng.choice([0.0, 0.3, -0.2, 0.6, 2.5]), rng.choice([1.2, 9.0, 9.0])
+        if rng.random() < 0.03:
+            limit = -9.0  # every rate diverges
+        grid = [row for row in plan.trials if row.stage == "tune" and row.cell == cell]
+        centre = math.exp(sum(math.log(row.learning_rate or 1) for row in grid) / len(grid))
+        template = grid[0]
+        if rng.random() < 0.9:  # otherwise the search found its winner on fewer tokens only
+            report_tokens = _report_tokens(plan, cell)
+            steps = report_tokens // (cell[1] * plan.tokens_per_sequence)
+            template = template.model_copy(update={"tokens": report_tokens, "steps": steps})
+        factors = [2.0 ** (i / 2) for i in range(-4, 5)]
+        if rng.random() < 0.3:
+            factors = [1.0, 0.5, 2.0, 0.25, 4.0]
+        tuned: list[Ended] = []
+        for factor in factors:
+            distance = math.log(factor) - shift
+            outcome = "diverged" if math.log(factor) > limit else ""
+            if not outcome and abs(distance) > 1 and rng.random() < 0.3:
+                outcome = "PRUNED"
+            row = plan.with_rate(template, centre * factor)
+            tuned.append(_end(row, level + 0.05 * distance**2, noise, failing, rng, outcome))
+        if rng.random() < 0.3:
+            near = sorted(tuned, key=lambda end: end[2])[: rng.choice([2, 5])]
+            for row, _, value in near:
+                again = row.model_copy(update={"seed": TUNING_SEED + 1})
+                again = plan.with_rate(again, row.learning_rate or 1.0)
+                tuned.append(_end(again, value, noise, failing, rng))
+        results += tuned
+        complete = [end for end in tuned if end[1] == "COMPLETE"]
+        if not complete or rng.random() < 0.03:
+            continue  # no rate yet
+        best = min(complete, key=lambda end: end[2])
+        count = {"auto": 3}.get(str(plan.settings.seeds)) or int(plan.settings.seeds or 3)
+        count = rng.choice([count, count, 5, 8, 20]) if plan.has_looks else count
+        for seed in range(count):
+            row = template.model_copy(update={"stage": "report", "seed": seed})
+            row = plan.with_rate(row, best[0].learning_rate or 1.0)
+            end = _end(row, level, 0.0 if is_equal else noise, failing / 3, rng)
+            results.append(end)
+    return list({row.id: (row, outcome, value) for row, outcome, value in results}.values())
+
+
+def _report_tokens(plan: Plan, cell: Any) -> int:
+    from sweep.plan.steps import tokens_per_trial
+
+    sizes = {row.batch_size for row in plan.trials}
+    return tokens_per_trial(plan.token_budget, sizes, plan.tokens_per_sequence)[0][cell[1]]
+
+
+def _end(
+    row: PlannedTrial,
+    mean: float,
+    noise: float,
+    failing: float,
+    rng: random.Random,
+    outcome: str = "",
+) -> Ended:
+    if not outcome and rng.random() < failing:
+        outcome = rng.choice(["WAITING", "error", "lost", "out_of_memory", "diverged"])
+    return row, outcome or "COMPLETE", mean + rng.gauss(0, noise)
+
+
+def _write_trial(
+    folder: SweepFolder, plan: Plan, row: PlannedTrial, outcome: str, value: float
+) -> None:
+    trial = folder.trial(str(row.id))
+    trial.write_config(plan.trial_config(row, folder.name))
+    cause = Cause(outcome) if outcome in [*Cause] else None
+    state = State.FAILED if cause else State(outcome)
+    if state is State.WAITING:
+        return
+    trial.write_status(TrialStatus(state=state, cause=cause, attempts=1, fencing=1))
+    if state is not State.COMPLETE and cause is not Cause.DIVERGED:
+        return
+    trial.metrics_path.write_text("")
+    result = fake_result(plan, row, state, cause)
+    loss = value if state is State.COMPLETE else None
+    result |= {"final_valid_loss": loss, "best_valid_loss": loss, "initial_train_loss": None}
+    if plan.settings.declared is not None:
+        result["final_valid_accuracy"] = None if loss is None else 3.0 - loss
+    if plan.settings.target is not None and loss is not None:
+        result["tokens_to_target"] = row.tokens * 0.5 * loss
+    result["metrics_sha256"] = sha256_of_file(trial.metrics_path)
+    write_json(trial.result_path, result)
