@@ -13,11 +13,13 @@ import numpy as np
 
 from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
-from sweep.plan.curves import RatePoints, rate_points, rates_between, stack_points
+from sweep.plan.curves import Floats, RatePoints, rate_points, rates_between, stack_points
 from sweep.plan.decision import LOOKS, decide, next_trainings
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, reports_of
 from sweep.plan.rates import parse_policy
 from sweep.trial.folder import Cause, State, has_failed
+
+MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def next_trials(
 ) -> list[PlannedTrial]:
     """Return the trials that `--seeds auto` adds; none once the answer is as clear as it can get.
 
-    None either while a reporting trial is open, because the same command runs it first.
+    None either while a reporting trial is open, because the same command runs it first, or if so
+    many seeds gave one result that the training seems to ignore its seed.
 
     Args:
         plan: of the sweep, with all trials that it has.
@@ -85,6 +88,8 @@ def next_trials(
         if report.value is None:
             return []
         losses[cells.index(report.row.cell), report.row.seed] = report.value
+    if any(map(_is_repeated, losses)):
+        return []
 
     templates = [next(row for row in rows if row.cell == cell) for cell in cells]
     near_best = [rate_points(_losses_by_rate(records, template)) for template in templates]
@@ -124,6 +129,12 @@ def next_trials(
                 added.append(_trial_like(plan, tuning, seed=TUNING_SEED, rate=rate))
     present = {row.id for row in plan.known_trials}
     return [row for row in added if row.id not in present]
+
+
+def _is_repeated(losses: Floats) -> bool:
+    """Return True if all seeds of a batch size gave one result, and more would repeat it."""
+    finite = losses[np.isfinite(losses)]
+    return len(finite) >= MOST_EQUAL_SEEDS and len(np.unique(finite)) == 1
 
 
 def tuning_records(records: Sequence[TrialRecord], report: PlannedTrial) -> list[TrialRecord]:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sweep.config.experiment import Declared, Experiment, load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
+from sweep.plan.proposal import SERVICES
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import fake_result
@@ -18,6 +20,7 @@ from tests.plans import Inputs
 CPU = Execution(device="cpu", threads=2)
 BATCHES = ("4,8", "4,16,64", "2,4,8,16", "1,2", "6,10,15", "7,16,60", "32,64,128")
 MAXIMIZED = Declared(objective="accuracy", direction="maximize", tolerance=0.02)
+Ended = tuple[PlannedTrial, str, float]  # state or cause, and value
 
 
 def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
@@ -48,11 +51,37 @@ def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
     if rng.random() < 0.15:
         objective = plan.settings.model_copy(update={"declared": MAXIMIZED})
         plan = plan if "target" in given else plan.model_copy(update={"settings": objective})
-    plan = plan.model_copy(update={"trials": plan.known_trials, "sweep_uid": "1"})
-    path.mkdir(parents=True)
+    plan = plan.model_copy(update={"trials": plan.known_trials})
     results = _search_and_report(plan, rng) if _is_tuned(plan) else _report(plan, rng)
-    rows = [row for row, _, _ in results]
-    plan = plan.model_copy(update={"trials": tuple(rows)})
+    return write_results(path, plan, results)
+
+
+def write_clear_sweep(path: Path, levels: Mapping[int, float], **settings: Any) -> Plan:
+    """Write a tuned sweep of five seeds with hardly any noise, from the loss by batch size."""
+    given = {"batches": ",".join(map(str, levels)), "lr": "tuned", "seeds": 5, "device": "cpu"}
+    plan = _grow(None, path, {"precision": "fp32", "budget": 6400, **given, **settings})
+    return write_clear_results(path, plan, levels)
+
+
+def write_clear_results(path: Path, plan: Plan, levels: Mapping[int, float]) -> Plan:
+    """Write results with hardly any noise: those of a search if the plan tunes, and reports."""
+    rng, results = random.Random(0), list[Ended]()
+    for row in plan.trials:
+        level = levels[row.batch_size]
+        rates = [r.learning_rate or 1.0 for r in plan.trials if r.cell == row.cell and r.id]
+        centre = math.exp(sum(map(math.log, rates)) / len(rates))
+        if row.id is None:
+            row = plan.with_rate(row, centre)
+        distance = math.log((row.learning_rate or centre) / centre)
+        results.append(_end(row, level + 0.05 * distance**2, 1e-5, 0.0, rng))
+    return write_results(path, plan, results)
+
+
+def write_results(path: Path, plan: Plan, results: Sequence[Ended]) -> Plan:
+    """Write plan.json and the folders of these trials."""
+    rows = tuple(row for row, _, _ in results)
+    plan = plan.model_copy(update={"trials": rows, "sweep_uid": "1"})
+    path.mkdir(parents=True, exist_ok=True)
     folder = SweepFolder(path)
     write_json(folder.plan_path, plan.model_dump(mode="json"))
     for row, outcome, value in results:
@@ -61,7 +90,8 @@ def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
 
 
 def _grow(plan: Plan | None, path: Path, given: dict[str, Any]) -> Plan:
-    experiment: Experiment = load_experiment("quadratic", {**given, "device": None})
+    of_trials = {name: given[name] for name in given if name not in {"device", *SERVICES}}
+    experiment: Experiment = load_experiment("quadratic", of_trials)
     command, unrecorded = record_command("quadratic", given, path)
     new = build_plan(experiment, CPU, Inputs(), command=command, unrecorded=unrecorded, old=plan)
     return grow_plan(plan, new) if plan else new
@@ -69,9 +99,6 @@ def _grow(plan: Plan | None, path: Path, given: dict[str, Any]) -> Plan:
 
 def _is_tuned(plan: Plan) -> bool:
     return any(row.stage == "tune" for row in plan.trials)
-
-
-Ended = tuple[PlannedTrial, str, float]  # state or cause, and value
 
 
 def _report(plan: Plan, rng: random.Random) -> list[Ended]:

@@ -1,21 +1,33 @@
 """What the report proposes is what a command trains, and its plan has no obstacle."""
 
 import shlex
+import shutil
 from collections import Counter
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweep.analysis.next_step import read_records
 from sweep.analysis.results import load_sweep
+from sweep.cli import sweep as command_line
 from sweep.cli.commands import run
 from sweep.orchestration.looks import next_trials, read_record
 from sweep.orchestration.planning import Planned, Request, make_plan, read_request
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.plan import build_plan
+from sweep.plan.proposal import parse_command, propose_answer
+from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
-from tests.analysis.made_up_sweeps import CPU, Inputs, write_made_up_sweep
+from tests.analysis.made_up_sweeps import (
+    CPU,
+    Inputs,
+    write_clear_results,
+    write_clear_sweep,
+    write_made_up_sweep,
+)
+from tests.commands import COMMAND, SCRIPT
 
 SWEEPS = range(60)
 
@@ -55,7 +67,11 @@ def check_proposal(path):
     reports = [row for row in planned.command_rows().trials if row.stage == "report"]
     assert len({row.tokens for row in reports}) == 1 or sweep.plan.settings.target is not None
     assert {row.batch_size for row in reports} >= {row.batch_size for row in answer.batch_sizes}
-    rows = rows_to_run(planned) or next_trials(planned, planned.plan)
+    rows = rows_to_run(planned)
+    if not rows:  # only seeds follow, which a limit must not forbid
+        rows = next_trials(planned, planned.plan)
+        hours = planned.request.experiment.answer.max_hours
+        assert hours is None or hours > 0.01
     assert rows
     proposed = [(r.stage, r.cell, r.seed, r.learning_rate) for r in sweep.next_step.trials]
     assert Counter(proposed) == Counter((r.stage, r.cell, r.seed, r.learning_rate) for r in rows)
@@ -83,3 +99,177 @@ def test_any_made_up_sweep_has_a_next_step_without_obstacle(number, tmp_path_fac
     path = tmp_path_factory.mktemp("made-up") / "s"
     write_made_up_sweep(path, number)
     assert check_proposal(path)
+
+
+def next_command(path):
+    sweep = load_sweep(path)
+    assert sweep.answer().settle, sweep.answer().settle_reason
+    return sweep.answer().settle
+
+
+def flags_of(command):
+    context = run.make_context("run", shlex.split(command)[2:])
+    return context.params
+
+
+OBSTACLES = {
+    "a fixed rate": {"lr": "0.1", "seeds": 3},
+    "unequal tokens": {"levels": {7: 1.0, 16: 1.1, 60: 1.2}},
+    "unequal tokens at a fixed rate": {"lr": "0.1", "levels": {7: 1.0, 16: 1.1, 60: 1.2}},
+    "too few seeds": {"seeds": 2},
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_sweep_plan_shows_no_obstacle_in_a_proposed_command(name, tmp_path):
+    settings = dict(OBSTACLES[name])
+    levels = settings.pop("levels", {4: 1.0, 16: 1.1})
+    write_clear_sweep(tmp_path / "s", levels, **settings)
+    command = next_command(tmp_path / "s")
+    done = CliRunner().invoke(command_line, ["plan", *shlex.split(command)[2:]])
+    assert done.exit_code == 0, done.output
+    planned = make_plan(request_of(command))
+    assert propose_answer(planned.command_rows()) is None
+    assert planned.plan.tokens_are_common
+    assert "cannot tell" not in done.output and "No claim" not in done.output
+
+
+def test_a_larger_batch_size_is_added_if_the_best_is_the_largest(tmp_path):
+    write_clear_sweep(tmp_path / "s", {4: 1.2, 16: 1.1, 64: 1.0}, budget=12_800)
+    flags = flags_of(next_command(tmp_path / "s"))
+    assert flags["batches"] == "4,16,64,128" and flags["out"] == tmp_path / "s"
+
+
+def test_a_batch_size_that_changes_the_common_tokens_is_compared_in_a_new_sweep(tmp_path):
+    write_clear_sweep(tmp_path / "s", {4: 1.2, 16: 1.1, 64: 1.0}, budget=1984)
+    flags = flags_of(next_command(tmp_path / "s"))
+    assert flags["batches"] == "4,16,64,128" and flags["out"] == tmp_path / "s-2"
+    assert int(flags["budget"]) % 128 == 0
+
+
+def test_a_batch_size_with_too_few_steps_is_not_added(tmp_path):
+    write_clear_sweep(tmp_path / "s", {4: 1.2, 16: 1.1, 64: 1.0}, budget=640)
+    answer = load_sweep(tmp_path / "s").answer()
+    assert answer.decided and answer.settle is None
+    assert "Batch size 128 would take 5 steps" in answer.settle_reason
+
+
+def test_a_batch_size_that_devices_or_groups_cannot_share_is_not_added(tmp_path):
+    write_clear_sweep(tmp_path / "s", {3: 1.0, 6: 1.1, 12: 1.2})
+    assert flags_of(next_command(tmp_path / "s"))["batches"] == "1,3,6,12"
+    path = tmp_path / "two"
+    plan = write_clear_sweep(path, {6: 1.0, 12: 1.1}, budget=7200)
+    on_two = plan.execution.model_copy(update={"devices": 2})
+    stored = SweepFolder(path).read_plan() | {"execution": on_two.model_dump(mode="json")}
+    write_json(SweepFolder(path).plan_path, stored)
+    answer = load_sweep(path).answer()
+    assert answer.settle is None and "multiple of devices" in answer.settle_reason
+
+
+def test_a_copy_of_a_sweep_proposes_commands_for_itself(tmp_path):
+    write_clear_sweep(tmp_path / "s", {4: 1.0, 16: 1.1}, lr="0.1")
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    assert flags_of(next_command(tmp_path / "copy"))["out"] == tmp_path / "copy"
+    (tmp_path / "copy-2").mkdir()
+    shutil.copytree(tmp_path / "s", tmp_path / "u")
+    write_clear_sweep(tmp_path / "v", {7: 1.0, 16: 1.1, 60: 1.2}, lr="0.1")
+    (tmp_path / "v-2").mkdir()
+    assert flags_of(next_command(tmp_path / "v"))["out"] == tmp_path / "v-3"
+
+
+def test_a_limit_of_hours_that_has_been_reached_is_raised(tmp_path):
+    levels = {4: 1.0, 16: 1.0099}
+    write_clear_sweep(tmp_path / "s", levels, seeds="auto", max_hours=1e-6, tolerance=0.0099)
+    flags = flags_of(next_command(tmp_path / "s"))
+    assert flags["seeds"] == "auto" and float(flags["max_hours"]) >= 0.1
+
+
+def test_settings_that_only_python_can_give_are_named_in_place_of_a_command(tmp_path):
+    write_clear_sweep(tmp_path / "s", {4: 1.0, 16: 1.1}, lr="0.1", evaluation={"points": 5})
+    answer = load_sweep(tmp_path / "s").answer()
+    assert answer.provisional and answer.settle is None
+    assert "evaluation" in answer.settle_reason and "lr='tuned'" in answer.settle_reason
+
+
+def test_an_address_with_a_password_is_not_in_the_command_and_is_asked_for(tmp_path):
+    storage = "postgresql://me:secret@host/studies"
+    write_clear_sweep(tmp_path / "s", {4: 1.0, 16: 1.1}, lr="0.1", storage=storage)
+    answer = load_sweep(tmp_path / "s").answer()
+    assert "--storage" in answer.settle_reason and "--storage" not in answer.settle
+    assert "secret" not in SweepFolder(tmp_path / "s").plan_path.read_text()
+
+
+SERVICES = {
+    "executor": "slurm",
+    "slurm": "partition=gpu,time=4h",
+    "tracking_uri": "http://host:5000",
+    "stall_minutes": 5.0,
+    "no_user_code": True,
+}
+
+
+def test_the_executor_and_the_stores_are_kept(tmp_path):
+    write_clear_sweep(tmp_path / "s", {4: 1.0, 16: 1.1}, lr="0.1", **SERVICES)
+    flags = flags_of(next_command(tmp_path / "s"))
+    assert {name: str(flags[name]) for name in SERVICES} == {n: str(v) for n, v in SERVICES.items()}
+
+
+def test_settings_of_the_environment_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWEEP_RUN_EXECUTOR", "ray")
+    monkeypatch.setenv("SWEEP_RUN_BATCHES", "4,8")
+    context = run.make_context("run", ["quadratic"], auto_envvar_prefix="SWEEP_RUN")
+    names = ("executor", "batches", "budget", "lr")
+    request = read_request("quadratic", {name: context.params[name] for name in names})
+    assert parse_command(request.command) == ("quadratic", {"batches": "4,8", "executor": "ray"})
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A folder with a training script, which is the current one."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+
+
+def plan_script(lr, seeds):
+    given = {"command": COMMAND, "batches": "4,8", "budget": 400, "lr": lr, "seeds": seeds}
+    return make_plan(read_request(None, {**given, "device": "cpu"}, "results/s"))
+
+
+def test_a_command_with_fixed_rates_is_tuned_next(script, tmp_path):
+    path = tmp_path / "results" / "s"
+    write_clear_results(path, plan_script("0.1", 3).plan, {4: 1.0, 8: 1.1})
+    command = next_command(path)
+    flags = flags_of(command)
+    assert (flags["command"], flags["lr"], flags["seeds"]) == (COMMAND, "tuned", "auto")
+    assert rows_to_run(make_plan(request_of(command)))
+
+
+def test_a_command_with_too_few_seeds_gets_more(script, tmp_path):
+    path = tmp_path / "results" / "s"
+    write_clear_results(path, plan_script("tuned", 2).plan, {4: 1.0, 8: 1.1})
+    command = next_command(path)
+    assert flags_of(command)["seeds"] == "auto"
+    assert rows_to_run(make_plan(request_of(command)))
+
+
+def test_a_command_whose_answer_is_clear_is_checked_next(script, tmp_path):
+    path = tmp_path / "results" / "s"
+    plan = write_clear_results(path, plan_script("tuned", 3).plan, {4: 1.0, 8: 1.1})
+    sweep = load_sweep(path)
+    assert sweep.answer().decided and sweep.answer().settle.startswith("sweep check --command")
+    checked = {"command": COMMAND, "code": plan.code, "checks": {}, "not_checked": []}
+    names = ("command_repeats", "command_accumulation", "command_resumes")
+    checked["checks"] = {name: {"status": "PASS", "evidence": ""} for name in names}
+    write_json(SweepFolder(path).check_path, checked)
+    assert flags_of(next_command(path))["batches"] == "2,4,8"
+
+
+def test_seeds_that_give_equal_results_are_named_as_the_reason(tmp_path):
+    plan = write_clear_sweep(tmp_path / "s", {4: 1.0, 16: 1.001})
+    for row in plan.trials:
+        trial = SweepFolder(tmp_path / "s").trial(row.id)
+        if row.stage == "report":
+            write_json(trial.result_path, {**trial.read_result(), "final_valid_loss": 1.5})
+    answer = load_sweep(tmp_path / "s").answer()
+    assert answer.provisional and answer.settle is None
+    assert "same result at batch size 4 and 16" in answer.settle_reason
