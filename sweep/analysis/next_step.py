@@ -263,7 +263,7 @@ class _Search:
                 "Compare it at a larger --budget, in another --out."
             )
         batches = sorted([*sizes, added])
-        changes = {"batches": batches, "seeds": "auto", "lr": "tuned", **self._own_out()}
+        changes = {"batches": batches, "lr": "tuned", "seeds": "auto", **self._own_out()}
         try:
             proposal = propose(self.plan, changes)
         except SweepError:  # for example because the tokens of the others would change

@@ -466,6 +466,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     """
     LOG.info("Reading the trials")
     from sweep.analysis.results import answer_of
+    from sweep.cli.show import print_next
 
     made = answer_of(table, metric, direction, tolerance)
     for note in made.notes:

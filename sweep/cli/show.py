@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +22,9 @@ from sweep.plan.plan import Plan, PlannedTrial, most_trials
 from sweep.plan.proposal import common_tokens, propose_answer
 from sweep.plan.rates import describe_policy, optimizer_facts
 from sweep.trial.folder import Cause, State, SweepFolder
+
+if TYPE_CHECKING:
+    from sweep.analysis.answer import Answer
 
 LEFT = ("id", "state", "optimizer", "trials")  # columns of texts; the others are numbers
 
@@ -300,6 +303,11 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
     echo(f"{document['sweep']}: {counts}")
     echo(f"Report: {document['report']}, or `sweep open {place}`\n")
     say("\n".join(sweep.sentences()))
+    print_next(answer)
+
+
+def print_next(answer: "Answer | None") -> None:
+    """Print the command that would settle what an answer leaves open, or why there is none."""
     if answer and answer.settle_reason:
         say(answer.settle_reason)
     if answer and answer.settle:
