@@ -474,7 +474,9 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     if json:
         print_document(made.answer.as_json() if made.answer else None)
     else:
-        echo("\n".join(made.sentences))
+        echo("
+".join(made.sentences))
+        print_next(made.answer)
 
 
 @click.command(cls=SettingsCommand)
