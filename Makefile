@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PEERS ?= .venv-peers
 LOWEST ?= .venv-lowest
+CUDA_BUILD ?= .venv-cuda
 GPU_PYTHON ?= 3.12
 WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
@@ -13,10 +14,10 @@ TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-lowest test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs scripts publish clean
+.PHONY: help demo test test-all test-cuda-build test-lowest test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs scripts publish clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 	$(BIN)/sweep run quick --out results/demo --yes
@@ -30,6 +31,12 @@ test: install  ## the tests that every machine can run
 test-all: install  ## every test except peers, including those that need ray, submitit, PostgreSQL, chromium or a GPU
 	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit
 	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
+
+test-cuda-build: install  ## forked attempts with the CUDA build of torch, on a machine without a GPU (5.5 GB)
+	$(PYTHON) -m venv $(CUDA_BUILD)
+	$(CUDA_BUILD)/bin/python -m pip install --quiet -c constraints.txt \
+	    "torch===$$(sed -n 's/^torch==//p' constraints.txt)" numpy pydantic tokenizers safetensors
+	CUDA_PYTHON=$(CURDIR)/$(CUDA_BUILD)/bin/python $(BIN)/python -m pytest -m slow -k cuda_build tests/training/test_gpu.py
 
 test-lowest: $(PINNED)  ## make test with the lowest supported version of every package, in a separate environment
 	$(PYTHON) -m venv $(LOWEST)

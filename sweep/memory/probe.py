@@ -24,7 +24,12 @@ from sweep.memory.search import (
     find_largest,
 )
 from sweep.plan.retry import judge_death
-from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
+from sweep.training.device import (
+    LimitedMemory,
+    forget_peak_memory,
+    is_out_of_memory,
+    use_device,
+)
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
 
@@ -217,7 +222,7 @@ def measure_in_process(
 
 def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop) -> Measurement:
     """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit."""
-    device = torch.device(config.execution.device)
+    device = use_device(config.execution.device)
     torch.set_num_threads(config.execution.threads)
     sizes = config.science.batch_size, config.microbatch_size
     try:

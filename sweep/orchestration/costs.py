@@ -139,6 +139,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     import psutil
     import torch
 
+    from sweep.training.device import use_device
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
@@ -146,7 +147,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     eager = config.with_microbatch(config.microbatch_size, compile=False)
     science = config.science.model_copy(update={"start": None})  # needs no weights
     eager = eager.model_copy(update={"science": science})
-    step = TrainingStep(eager, torch.device(config.execution.device))
+    step = TrainingStep(eager, use_device(config.execution.device))
     seconds: dict[int, float] = {}
     began, used = time.perf_counter(), time.process_time()
     psutil.cpu_percent()  # begins the measurement

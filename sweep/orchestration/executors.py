@@ -1,6 +1,5 @@
 """The executor protocol, the executor of this machine, and the choice of one."""
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -71,10 +70,9 @@ def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
     """Return a slot for each group of `devices` visible GPUs on `cuda`, otherwise one slot."""
     if device != "cuda":
         return [{}]
-    import torch
+    from sweep.training.device import visible_gpus  # imports torch
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    names = visible_gpus()
     groups = [names[i : i + devices] for i in range(0, len(names) - devices + 1, devices)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
 

@@ -236,6 +236,7 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     settings = (science.optimizer, science, execution, config)
     values = {name: value for table in settings for name, value in table} | {
         "examples": config.steps * science.batch_size,
+        "device": execution.device_type,
         "accumulation": science.batch_size // (config.microbatch_size * execution.devices),
         "log": folder.reported_path.absolute(),
         "folder": folder.work_path.absolute(),
@@ -248,6 +249,8 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     }
     if execution.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
+        environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
     words = fill_placeholders(str(science.command), values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:

@@ -42,6 +42,35 @@ def resolve_device(name: str) -> str:
     return devices[0] if name == "auto" else name
 
 
+def use_device(name: str) -> torch.device:
+    """Return a device. A GPU with a number becomes the current one: some kernels run only there."""
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+def visible_gpus() -> list[str]:
+    """Return the names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES lists them."""
+    count = torch.cuda.device_count()
+    if listed := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        names = listed.split(",")
+        return names[:count] if count else names  # none here: a plan for another machine
+    return [str(index) for index in range(count)]
+
+
+def visible_name(device: str) -> str:
+    """Return the name in CUDA_VISIBLE_DEVICES of a numbered GPU, such as cuda:1."""
+    names = visible_gpus()
+    index = int(device.partition(":")[2])
+    if index >= len(names):
+        raise SweepError(
+            f"device must be one of this machine's {len(names)} GPUs, got {device!r}. Run the "
+            "trial on the machine that it was planned on, or plan with another --device and --out."
+        )
+    return names[index]
+
+
 def is_available(device: str) -> bool:
     """Return True if this machine has such a device; a plan may be for another machine."""
     return not device.startswith("cuda") or torch.cuda.is_available()

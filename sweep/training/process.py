@@ -142,14 +142,23 @@ def _pass_to_server(pipe: Connection) -> None:
 
 def serve(descriptor: int) -> None:
     """Fork a process for each request until the parent has ended: the server's main loop."""
-    import torch
-
-    torch.compiler.reset()  # imports the compiler's front end, which every optimizer needs
+    preload()
     control = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM's notice, which is for the job
     while handles := socket.recv_fds(control, 1, 1)[1]:
         with Connection(handles[0]) as pipe:
             FORK.Process(target=_supervise, args=(pipe, control)).start()
+
+
+def preload() -> None:
+    """Import the compiler's front end, which takes a second and which every optimizer needs.
+
+    Nothing that the server imports or calls may touch the CUDA driver, because a forked process
+    could not use it then. `torch.compiler.reset()` does touch it; building an optimizer does not.
+    """
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.0)
 
 
 def _supervise(pipe: Connection, control: socket.socket) -> None:

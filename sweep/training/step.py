@@ -101,7 +101,8 @@ class TrainingStep:
 
     def warm_up(self) -> None:
         """Compile by running once on random data; changes nothing but a workload's metrics."""
-        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
             self.backward(self.rolled_out(self.workload.random_batch(self.microbatch_size)))
             self.model.zero_grad(set_to_none=True)
 

@@ -102,7 +102,7 @@ def _run(
 ) -> Outcome:
     execution, science = config.execution, config.science
     rank = ranks.rank()
-    device = torch.device(execution.device)
+    device = machine.use_device(execution.device)
     if ranks.is_distributed() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     if not rank:

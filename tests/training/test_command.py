@@ -377,3 +377,14 @@ def test_a_trial_of_several_devices_starts_one_command_that_sees_them(attempts):
     own = attempts(devices_per_trial=2, batches="8", budget=160)
     assert own.run().kind == "complete"
     assert own.trial.read_result()["devices"] == 2
+
+
+def test_a_command_sees_only_the_numbered_gpu_of_its_trial(attempts, monkeypatch):
+    shown = 'import os; print("sees", os.environ["CUDA_VISIBLE_DEVICES"], sys.argv[-1])'
+    own = attempts("# here", shown, command=f"{COMMAND} --resume {{device}}")
+    config = own.trial.read_config()
+    execution = config.execution.model_copy(update={"device": "cuda:1"})
+    own.trial.write_config(config.model_copy(update={"execution": execution}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    own.run()  # fails where there is no such GPU, after the command
+    assert "sees 5 cuda\n" in own.trial.log_path.read_text()

@@ -47,6 +47,14 @@ def sleep(path, should_stop):
     time.sleep(600)
 
 
+def modules_that_an_optimizer_imports(should_stop):
+    import torch
+
+    before = {*sys.modules}
+    torch.optim.AdamW([torch.zeros(1)])
+    return len({*sys.modules} - before)
+
+
 def pid_of_the_server(should_stop):
     return psutil.Process().parents()[1].pid
 
@@ -114,8 +122,10 @@ def test_a_helper_that_was_killed_is_replaced():
 
 
 def run_script(path, text, *arguments):
+    """Run a script with the names of this file; modules next to it come first."""
     path.write_text(f"from test_process import *\n{text}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
+    folders = [str(path.parent), str(HERE), os.getcwd()]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     return subprocess.Popen(
         [sys.executable, "-W", "default::ResourceWarning", str(path), *map(str, arguments)],
         env=environment,
@@ -143,6 +153,40 @@ def test_processes_and_helper_end_with_a_parent_that_was_killed(tmp_path, stop):
     parent.kill()
     parent.communicate()
     wait_for(lambda: not psutil.pid_exists(child) and not psutil.pid_exists(helper))
+
+
+# Python imports this before anything else. Calls are written at each fork, the server's first.
+COUNT_DRIVER_CALLS = """
+import os, pathlib, sys
+if "--serve" in sys.orig_argv:
+    import torch
+    calls = []
+    def count(owner, name):
+        function = getattr(owner, name)
+        def counted(*arguments, **named):
+            calls.append(name)
+            return function(*arguments, **named)
+        setattr(owner, name, counted)
+    for name in ("is_available", "device_count", "is_initialized", "_lazy_init"):
+        count(torch.cuda, name)
+    for name in ("_cuda_init", "_cuda_getDeviceCount"):
+        if hasattr(torch._C, name):  # builds with CUDA
+            count(torch._C, name)
+    log = pathlib.Path(__file__).with_name("calls")
+    def write():
+        with log.open("a") as file:
+            print("calls:", *calls, file=file)
+    os.register_at_fork(before=write)
+"""
+
+
+def test_the_server_is_ready_for_optimizers_and_never_asks_the_driver_before_a_fork(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(COUNT_DRIVER_CALLS)
+    script = "print(FreshProcess(modules_that_an_optimizer_imports).result())\n"
+    output, errors = run_script(tmp_path / "script.py", script).communicate()
+    assert output.split() == ["0"] and not errors
+    first_fork = (tmp_path / "calls").read_text().splitlines()[0]
+    assert first_fork == "calls:"
 
 
 def test_ctrl_c_while_the_helper_imports_torch_shows_no_traceback(tmp_path):
