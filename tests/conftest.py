@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,14 @@ def browser() -> "Iterator[Browser]":
         browser = driver.chromium.launch(executable_path=program, args=CHROMIUM_OPTIONS.split())
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let programs that a test starts take SIGINT, even if this run of pytest ignores it."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, earlier)
 
 
 @pytest.fixture(scope="session", autouse=True)

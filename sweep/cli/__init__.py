@@ -16,6 +16,7 @@ import click
 from sweep.cli.commands import COMMANDS
 from sweep.cli.options import say
 from sweep.errors import SweepError, describe_error, printable, without_secrets
+from sweep.signals import handle_unless_ignored
 from sweep.trial.files import storage_problem
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     logger.handlers, logger.propagate = [Messages()], False
     logger.setLevel("INFO" if sys.stderr.isatty() else "WARNING")  # what begins, on a terminal
     # `sweep run` replaces this handler while trials run
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)
     try:
         code = sweep.main(standalone_mode=False, prog_name="sweep")
     except click.exceptions.NoArgsIsHelpError as error:

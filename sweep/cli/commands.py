@@ -21,6 +21,7 @@ import click
 from sweep.cli.options import SettingsCommand, echo, print_document, say
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
+from sweep.signals import handle_unless_ignored
 from sweep.trial.files import refuse_links, remove
 from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
@@ -502,8 +503,7 @@ def ui(folder: "SweepFolder", port: int, no_open: bool, tracking_uri: str | None
     command = store.ui_command(folder, uri, port)
     if store.server_version(address):
         raise SweepError(f"port must be free, {port} is in use. Choose another --port.")
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    handle_unless_ignored(signal.SIGHUP, signal.default_int_handler)  # the terminal is closed
     with tempfile.TemporaryDirectory() as empty:  # the server imports from its current folder first
         server = subprocess.Popen(command, cwd=empty, start_new_session=True, stdout=2)
         try:

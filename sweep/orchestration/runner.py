@@ -20,6 +20,7 @@ from sweep.orchestration.looks import next_trials
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import PlannedTrial
 from sweep.plan.retry import is_to_run
+from sweep.signals import handle_unless_ignored
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import check_answers, is_mirrored, read_record, recorded_uri
 from sweep.trial.files import remove
@@ -229,6 +230,6 @@ def _stopping_on_signals(schedule: Scheduler) -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
-            before = signal.signal(number, stop)
+            before = handle_unless_ignored(number, stop)
             stack.callback(signal.signal, number, before)
         yield

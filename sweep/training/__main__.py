@@ -13,6 +13,7 @@ from pathlib import Path
 from sweep.config.objects import describe_objects
 from sweep.errors import FolderInUse, SweepError, printable
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
+from sweep.signals import handle_unless_ignored
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, outcome_of, serve
 from sweep.trial.files import refuse_links
@@ -62,7 +63,7 @@ def _run_trial(folder: TrialFolder) -> int:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
         process = FreshProcess(attempt_trial, folder.path, status, ends_itself=True)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
+            handle_unless_ignored(number, stop)
         outcome = outcome_of(process, folder)
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)

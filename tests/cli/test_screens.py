@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -29,6 +30,8 @@ COMMAND = ("--budget", "4096", "--batches", "4,8", "--device", "cpu")
 class Terminal:
     """A program in a pseudo-terminal of 80 columns."""
 
+    started_programs: ClassVar[list[subprocess.Popen[bytes]]] = []
+
     def __init__(self, *words, columns=80):
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
@@ -42,6 +45,7 @@ class Terminal:
             start_new_session=True,
             env=environment | {"TERM": "xterm"},
         )
+        self.started_programs.append(self.process)
         os.close(theirs)
         self.text = ""
 
@@ -57,6 +61,16 @@ class Terminal:
 
     def lines(self):
         return [line.rstrip() for line in re.split(r"[\r\n]+", self.read())]
+
+
+@pytest.fixture(autouse=True)
+def no_program_outlives_its_test(interruptible):
+    yield
+    for process in Terminal.started_programs:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    Terminal.started_programs.clear()
 
 
 @pytest.mark.parametrize(

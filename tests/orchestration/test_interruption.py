@@ -73,6 +73,7 @@ def test_killed_with_sigkill_and_started_again_at_once(slow, uninterrupted):
     assert_finished(slow, uninterrupted)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
     for step, how in ((30, "Ctrl-C"), (80, "sweep stop")):
         slow.start()
@@ -89,6 +90,7 @@ def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
     assert_finished(slow, uninterrupted)
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_stops_a_command_whose_terminal_or_tee_is_gone(slow, presses):
     words = [word for word in slow.words if word != "--quiet"]
@@ -101,6 +103,15 @@ def test_ctrl_c_stops_a_command_whose_terminal_or_tee_is_gone(slow, presses):
         slow.process.send_signal(signal.SIGINT)
     assert slow.wait() == 130
     assert states(slow.folder) == {State.WAITING}
+
+
+def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on(slow, uninterrupted):
+    slow.words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *slow.words]
+    slow.start()
+    until_step(slow, 30)
+    os.killpg(slow.process.pid, signal.SIGINT)
+    assert slow.wait() == 0
+    assert_finished(slow, uninterrupted)
 
 
 def test_a_killed_worker_is_retried(slow, uninterrupted):
@@ -130,6 +141,17 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path, command, mon
     subprocess.run([*SWEEP, "stop", str(out)], check=True)
     assert run.wait() == 130
     assert not (tmp_path / "deep").exists()
+
+
+def test_a_bare_worker_that_was_started_with_ctrl_c_ignored_goes_on(slow, uninterrupted):
+    trial = slow.folder.trials()[0]
+    worker = [sys.executable, "-m", "sweep.training", str(trial.path)]
+    slow.words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *worker]
+    slow.start()
+    until_step(slow, 30)
+    os.killpg(slow.process.pid, signal.SIGINT)
+    assert slow.wait() == 0
+    assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "sweep stop"])

@@ -110,6 +110,7 @@ def test_an_attempt_ends_with_its_killed_command_and_the_next_command_resumes_it
     assert_same(folder, uninterrupted)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_stop_lets_running_trials_checkpoint_and_drops_queued_ones(cluster, command, tmp_path, go):
     folder = plan_trials(tmp_path / "ray", "faulty:SlowUntilGo", seeds=2)
     run = command(folder, *cluster.options)

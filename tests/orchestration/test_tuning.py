@@ -54,7 +54,7 @@ TO_TARGET = {
 
 
 class Interrupted(InlineExecutor):
-    """Presses Ctrl-C at one attempt; 0: never."""
+    """Sends SIGTERM, which background jobs do not ignore, at one attempt; 0: never."""
 
     def __init__(self, at):
         super().__init__()
@@ -63,7 +63,7 @@ class Interrupted(InlineExecutor):
     def submit(self, folder, environment):
         self.countdown -= 1
         if not self.countdown:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
         return super().submit(folder, environment)
 
 
