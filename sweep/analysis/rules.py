@@ -426,10 +426,17 @@ def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     names = ("device", "torch_version", "git_commit", "devices")
     values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in names}
     follow_from_microbatch = ("microbatch", "generation_batch_size", "evaluation_batch_size")
-    for text in set(done["execution"]):
-        for name, value in (read_execution(text) or {}).items():
-            if not name.startswith(follow_from_microbatch):
-                values.setdefault(f"execution.{name}", set()).add(json.dumps(value))
+    executions = [read_execution(text) or {} for text in set(done["execution"])]
+    for name in sorted({name for execution in executions for name in execution}):
+        if name.startswith(follow_from_microbatch):
+            continue
+        seen = values.setdefault(f"execution.{name}", set())
+        for execution in executions:
+            value = execution.get(name)  # None also if an older version did not record it
+            if isinstance(value, list) and value:  # of the attempts of a trial
+                seen.update(map(json.dumps, value))
+            else:
+                seen.add(json.dumps(value))
     for size, sizes in done.groupby("batch_size")["microbatch_size"]:
         values[f"microbatch_size at batch size {size}"] = {f"{number:g}" for number in sizes}
     mixed = [f"{name}: {', '.join(sorted(v))}" for name, v in values.items() if len(v) > 1]

@@ -35,7 +35,7 @@ DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
 
 @dataclass
 class Progress:
-    """Counters, sums and seconds: plain numbers only."""
+    """Counters, sums, seconds, and what may change the last bits: plain values only."""
 
     step: int = 0
     start_loss: float = math.nan  # loss of the milestone set before any update
@@ -58,6 +58,7 @@ class Progress:
     log_seconds: float = 0.0  # training seconds at the last log point
     charged_at: float = field(default_factory=time.perf_counter)  # valid in one process only
     peak_memory_bytes: int = 0  # over all attempts
+    instruction_sets: list[str] = field(default_factory=list)  # of all attempts on a CPU
 
     def charge(self, account: str) -> None:
         """Add the time since the last charge to the total and `seconds_ACCOUNT`, except `other`."""
@@ -66,6 +67,11 @@ class Progress:
         self.seconds_total += elapsed
         if account != "other":
             vars(self)[f"seconds_{account}"] += elapsed
+
+    def record_instructions(self, instructions: str) -> None:
+        """Record the instruction set of an attempt."""
+        if instructions not in self.instruction_sets:
+            self.instruction_sets.append(instructions)
 
     def record_evaluation(
         self, metrics: Mapping[str, float], target: float | None, window: int

@@ -22,6 +22,16 @@ from sweep.training.storages import LiveStorages
 
 # Peaks by patterns of device names; the first pattern that matches.
 PEAK_FLOPS: dict[str, float] = read_toml(__file__, "peak_flops.toml")
+# Variables that limit the instructions of torch, oneDNN and MKL, and so may change the last bits.
+INSTRUCTION_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+)
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
@@ -140,6 +150,12 @@ def device_name(device: torch.device) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
     return f"{device.type}: {name}"
+
+
+def instruction_set() -> str:
+    """Return the CPU instructions that torch uses, and the variables that limit its libraries."""
+    limits = [f"{name}={os.environ[name]}" for name in INSTRUCTION_VARIABLES if name in os.environ]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *limits])
 
 
 def peak_flops(name: str) -> float | None:

@@ -11,7 +11,12 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore, Progress
-from sweep.training.device import flop_utilization, forget_peak_memory, peak_memory_bytes
+from sweep.training.device import (
+    flop_utilization,
+    forget_peak_memory,
+    instruction_set,
+    peak_memory_bytes,
+)
 from sweep.training.noise import NoiseProbe
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
@@ -88,6 +93,8 @@ def train(
     """
     science, progress = config.science, Progress()
     length = store.load(step, progress)
+    if step.device.type == "cpu":
+        progress.record_instructions(instruction_set())
     path = store.folder.metrics_path
     log = None if ranks.rank() else MetricsLog(path, length, store.check)
     progress.charged_at = started

@@ -302,7 +302,10 @@ def write_result(
         "torch_version": step and torch.__version__,
         "git_commit": git_commit(),
         "data_sha256": files.sha256_of(science.data) if science.data else None,
-        "execution": config.execution.model_dump(mode="json"),
+        "execution": {
+            **config.execution.model_dump(mode="json"),
+            "instruction_sets": progress.instruction_sets,
+        },
         "metrics_sha256": metrics_sha256,
         "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
         "weights_sha256": files.find_sha256(folder.weights_path),

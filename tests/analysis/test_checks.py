@@ -231,6 +231,32 @@ def test_mixed_execution_is_found_with_its_values(checked):
     assert "mixed_execution" not in failed(checked())
 
 
+@pytest.mark.parametrize(
+    ("sets_of_seed_0", "is_mixed"),
+    [
+        (["AVX2"], False),
+        (["AVX512"], True),
+        (["AVX2", "AVX512"], True),  # of one trial that was resumed elsewhere
+        ([], True),  # unknown
+        (None, True),
+    ],
+)
+def test_different_or_unknown_instruction_sets_are_mixed_execution(
+    checked, sets_of_seed_0, is_mixed
+):
+    def change(row: Any) -> dict[str, Any]:
+        execution: dict[str, Any] = {"device": "cpu"}
+        if row.seed:
+            execution["instruction_sets"] = ["AVX2"]
+        elif sets_of_seed_0 is not None:
+            execution["instruction_sets"] = sets_of_seed_0
+        return {"execution": execution}
+
+    assert ("mixed_execution" in failed(checked(seeds=2, change=change))) == is_mixed
+    alone = failed(checked(seeds=1, change=change))  # only seed 0
+    assert ("mixed_execution" in alone) == (sets_of_seed_0 == ["AVX2", "AVX512"])
+
+
 ENDS = {4: "diverged", 8: "lost", 16: "out_of_memory", 32: "WAITING"}
 TUNED = {"lrs": ("tuned",), "seeds": 3, "batches": "4,16,64"}
 SWEEPS: dict[str, dict[str, Any]] = {

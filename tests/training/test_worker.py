@@ -19,7 +19,7 @@ from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import __main__ as bare_worker
-from sweep.training import run_cluster_attempt, worker
+from sweep.training import attempt_trial, run_cluster_attempt, worker
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
@@ -109,6 +109,19 @@ def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatc
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     assert trial.read_result()["execution"]["compile"] is False
     assert "no compiler" in capfd.readouterr().out
+
+
+def test_the_instruction_sets_of_all_attempts_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    trial = planned_quadratic(tmp_path / "sweep", 800)
+    status = trial.read_status()
+    FreshProcess(attempt_trial, trial.path, status.changed(pause_step=50)).result()
+    variables = {"MKL_CBWR": "COMPATIBLE"}
+    process = FreshProcess(attempt_trial, trial.path, status, environment=variables)
+    assert process.result().kind == "complete" and continued_from(trial) == [50]
+    first, second = trial.read_result()["execution"]["instruction_sets"]
+    assert first.startswith(torch.backends.cpu.get_cpu_capability())
+    assert second == f"{first} MKL_CBWR=COMPATIBLE"
 
 
 def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setting(tmp_path):
