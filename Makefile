@@ -90,15 +90,16 @@ $(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
 bench-memory: install  ## the memory forecast against measurement, on this machine's device
 	$(BIN)/python benchmarks/memory.py
 
-bench-gpu: gpu-pack  ## on a GPU: its tests, throughput, a minute at each batch size, the reference sweep at 8.192M tokens, memory, a profile
-	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results tests throughput small steady sweep memory profile
+bench-gpu: gpu-pack  ## on a GPU, in 8 minutes: a trial, the tests marked gpu, throughput, profiles, memory, steady rates
+	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results/gpu
 
-gpu-pack: install  ## .gpu/: files for benchmarks/gpu.sh on a machine without a network
-	rm -rf .gpu && mkdir -p .gpu/text
-	cp $(TEXT)/train.txt $(TEXT)/valid.txt .gpu/text/
+gpu-pack: install  ## .gpu/: files for benchmarks/gpu.sh on a machine without a network, at most 64 MiB
+	rm -rf .gpu && mkdir -p .gpu
+	SWEEP_CACHE=$(CURDIR)/.gpu/cache PYTHONPATH=. $(BIN)/python benchmarks/pack.py $(TEXT) .gpu/data.json
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
 	git describe --always --abbrev=40 --dirty --exclude '*' > .gpu/commit
+	@du -sm .gpu | awk '{print ".gpu has " $$1 " MiB"; exit $$1 > 64}'
 
 docs: install  ## the generated pages of docs/, and their site in build/docs, which opens from disk
 	$(BIN)/python docs/generate.py

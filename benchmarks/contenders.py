@@ -32,7 +32,6 @@ from sweep.workloads import build_workload
 
 WARM_UP = 10  # steps
 WINDOWS = 32  # distinct batches, repeated by the contenders other than sweep
-MODELS = {"small": {"model": "small"}}  # in addition to quick and the reference
 PEAK_RATE, RATE_WARM_UP = 1e-3, 2  # large enough for a wrong step to change the next losses
 
 
@@ -43,9 +42,7 @@ def matrix_size(device: str) -> int:
 
 def benchmarked(model: str, batch: int, device: str, precision: str, compiled: bool) -> TrialConfig:
     """Return the config of a trial that is longer than any benchmark."""
-    name = "quick" if model == "quick" else "tinystories"
-    more = {"budget": 10**10, **MODELS.get(model, {})}
-    config = trial_config(name, batch, precision, device, compiled, **more)
+    config = trial_config(model, batch, precision, device, compiled, budget=10**10)
     execution = config.execution.model_copy(update={"checkpoint_seconds": 1e9})
     science = config.science.model_copy(update={"learning_rate": PEAK_RATE})
     return config.model_copy(

@@ -8,6 +8,7 @@ ones, eager.
 
 import argparse
 import json
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from record import RESULTS, record
 
-from sweep.config.experiment import load_experiment
+from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.sources import identify_data
 from sweep.errors import SweepError, WorkerDied
@@ -27,8 +28,27 @@ from sweep.plan.plan import Inputs, build_plan
 from sweep.training.device import device_memory, has_compiler
 from sweep.training.process import FreshProcess
 
+# Fields that choose a benchmarked model, in addition to the names of experiments.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "reference": ("tinystories", {}),
+    "small": ("tinystories", {"model": "small"}),
+    "quick": ("quick", {}),
+}
 CUDA_BATCHES = ",".join(str(2**power) for power in range(10))
 POINT_SECONDS = 240.0
+
+
+def benchmark_data() -> dict[str, Any]:
+    """Return the identity of packed tokens that BENCHMARK_DATA names, by default synthetic text."""
+    if path := os.environ.get("BENCHMARK_DATA"):
+        return dict(json.loads(Path(path).read_text()))
+    return identify_data("synthetic")
+
+
+def benchmark_settings(model: str, **fields: Any) -> Experiment:
+    """Return the settings of a model of MODELS, or of an experiment."""
+    experiment, chosen = MODELS.get(model, (model, {}))
+    return load_experiment(experiment, {**chosen, **fields})
 
 
 def trial_config(
@@ -44,8 +64,8 @@ def trial_config(
         evaluation_batch_size=1,
         loss_chunk_rows=LOSS_CHUNK_ROWS[device.partition(":")[0]],
     )
-    settings = load_experiment(experiment, fields)
-    plan = build_plan(settings, execution, Inputs(data=identify_data("synthetic")))
+    settings = benchmark_settings(experiment, **fields)
+    plan = build_plan(settings, execution, Inputs(data=benchmark_data()))
     row = plan.trials[0].model_copy(update={"learning_rate": 1e-6})
     return plan.trial_config(row, "memory")
 
