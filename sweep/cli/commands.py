@@ -475,8 +475,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     if json:
         print_document(made.answer.as_json() if made.answer else None)
     else:
-        echo("
-".join(made.sentences))
+        echo("\n".join(made.sentences))
         print_next(made.answer)
 
 
