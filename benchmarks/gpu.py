@@ -48,6 +48,7 @@ SUMMARY_LINES = 60
 SUMMARY_SECONDS = 5.0  # of the whole time
 LARGEST_KERNELS = 10
 COPIED_BYTES = 1 << 30
+LAUNCH = r"cu(da)?[A-Za-z]*Launch"  # names in CUDA's runtime and driver
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def profile_steps(part: Part) -> None:
             if not is_cuda or (event.device_type.name == "CUDA" and not event.is_user_annotation)
         }
         largest = sorted(microseconds, key=lambda name: -microseconds[name])[:LARGEST_KERNELS]
-        launches = sum(event.count for event in averages if re.search("Launch", event.key))
+        launches = sum(event.count for event in averages if re.match(LAUNCH, event.key))
         row: dict[str, Any] = {
             "steps": count,
             "seconds_per_step": seconds,

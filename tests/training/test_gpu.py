@@ -116,6 +116,45 @@ def test_a_trial_on_a_gpu_continues_from_its_checkpoints_in_one_process(tmp_path
     assert_same_training(trials[1], trials[0])
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("compile", [False, True])
+def test_between_log_points_no_step_waits_for_a_gpu(compile):
+    config, device = trial_config("cuda", compile), torch.device("cuda")
+    step = TrainingStep(config, device)
+    steps = Steps(config, step, Progress())
+    for t in range(1, 10):
+        steps.take(t)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for t in range(10, 40):
+            steps.take(t)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def use_and_allocate(name, should_stop):
+    device = use_device(name)
+    tensor = torch.empty(1, device=device.type)
+    return device, tensor.device
+
+
+@devices
+def test_a_numbered_gpu_is_the_current_one_of_its_process(device):
+    name = f"cuda:{torch.cuda.device_count() - 1}" if device == "cuda" else device
+    assert FreshProcess(use_and_allocate, name).result() == (torch.device(name),) * 2
+
+
+def test_a_numbered_gpu_is_one_of_those_that_are_visible(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ["0", "1"] and visible_name("cuda:1") == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,5,-1,3")  # CUDA ends the list at -1
+    assert visible_gpus() == ["GPU-a", "5"] and visible_name("cuda:1") == "5"
+    with pytest.raises(SweepError, match="cuda:2"):
+        visible_name("cuda:2")
+
+
 @pytest.mark.parametrize(
     "device",
     [
@@ -139,46 +178,6 @@ def test_the_whole_sweep_quick_runs(tmp_path, device):
     assert [result["state"] for result in results] == ["COMPLETE"] * 5
     assert all(result["execution"]["device"] == device for result in results)
     assert (folder.path / "report.md").exists()
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("compile", [False, True])
-def test_between_log_points_no_step_waits_for_a_gpu(compile):
-    config, device = trial_config("cuda", compile), torch.device("cuda")
-    step = TrainingStep(config, device)
-    steps = Steps(config, step, Progress())
-    for t in range(1, 10):
-        steps.take(t)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for t in range(10, 40):
-            steps.take(t)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def use_and_describe(name, should_stop):
-    device = use_device(name)
-    return torch.cuda.current_device(), torch.empty(1, device="cuda").get_device(), device.index
-
-
-@pytest.mark.gpu
-def test_a_numbered_gpu_is_the_current_one_of_its_process(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setattr(use_and_describe, "__module__", "test_gpu")
-    last = torch.cuda.device_count() - 1
-    assert FreshProcess(use_and_describe, f"cuda:{last}").result() == (last, last, last)
-
-
-def test_a_numbered_gpu_is_one_of_those_that_are_visible(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus() == ["0", "1"] and visible_name("cuda:1") == "1"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,5,-1,3")  # CUDA ends the list at -1
-    assert visible_gpus() == ["GPU-a", "5"] and visible_name("cuda:1") == "5"
-    with pytest.raises(SweepError, match="cuda:2"):
-        visible_name("cuda:2")
 
 
 @pytest.mark.slow
