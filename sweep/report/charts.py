@@ -18,7 +18,7 @@ from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.report import vega
-from sweep.report.drawing import draw
+from sweep.report.drawing import draw, own_style
 from sweep.report.vega import BOTTOM, COUNT, DASHES, SHAPES, SIZE, TOP, Spec
 
 RED, GREEN = "#d0342c", "#1a9468"
@@ -45,9 +45,10 @@ class Chart:
     @cached_property
     def png(self) -> bytes:
         """The picture as a file whose bytes depend on it alone."""
-        with BytesIO() as file, np.errstate(over="ignore"):  # limits beyond the largest float
+        file = BytesIO()
+        with own_style(), np.errstate(over="ignore"):  # limits beyond the largest float
             self.draw().savefig(file, format="png", metadata={"Software": None})
-            return file.getvalue()
+        return file.getvalue()
 
     def _repr_png_(self) -> bytes:
         return self.png

@@ -1,18 +1,22 @@
 """Draw the panels of a chart (`sweep.report.vega`) with matplotlib."""
 
+import contextlib
 import math
 import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from sweep.config.numbers import format_count
+from sweep.errors import printable
 from sweep.report.vega import BOTTOM, COUNT, SIZE, Spec
 
 MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "X"}
@@ -20,15 +24,33 @@ MARKERS |= {"triangle-up": "^", "triangle-down": "v"}
 GREY = "#666666"
 GROUPING = ("color", "shape", "strokeDash", "detail")  # channels that split rows into series
 COLUMNS = 3  # most panels in a row
+NO_MATHEMATICS = {"text.parse_math": False}  # a unit or a name may contain dollar signs
+
+
+@contextlib.contextmanager
+def own_style() -> Iterator[None]:
+    """Draw with matplotlib's defaults, whatever the user's matplotlibrc and rcParams say.
+
+    The user's rcParams are as before afterwards.
+    """
+    with rc_context({**rcParamsDefault, **NO_MATHEMATICS}), warnings.catch_warnings():
+        # A character that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
+        yield
 
 
 def draw(panels: Sequence[Spec], title: str) -> Figure:
     """Draw panels side by side, below their title and above one legend."""
+    with own_style():
+        return _draw(panels, title)
+
+
+def _draw(panels: Sequence[Spec], title: str) -> Figure:
     columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     width = 5.2 if columns == 1 else 3.6 * columns
     figure = Figure(figsize=(width, 0.7 + 3.6 * rows), layout="constrained", dpi=150)
-    text = textwrap.fill(title, int(width * 11))
+    text = textwrap.fill(_drawable(title), int(width * 11))
     figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
     for index, panel in enumerate(panels):
         axis = figure.add_subplot(rows, columns, index + 1)
@@ -37,7 +59,7 @@ def draw(panels: Sequence[Spec], title: str) -> Figure:
         for name in ("x", "y"):
             channels = (layer["encoding"].get(name, {}) for layer in panel["layer"])
             _set_axis(axis, name, next(channel for channel in channels if "axis" in channel))
-        axis.set_title(panel.get("title", ""), loc="left", fontsize=10)
+        axis.set_title(_drawable(panel.get("title", "")), loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.7)
         axis.set_axisbelow(True)
@@ -46,6 +68,12 @@ def draw(panels: Sequence[Spec], title: str) -> Figure:
         position: dict[str, Any] = {"loc": "outside lower left", "ncols": columns}
         figure.legend(handles=handles, frameon=False, fontsize=9, **position)
     return figure
+
+
+def _drawable(text: str) -> str:
+    """Replace characters of one line of text that no font can draw."""
+    line = " ".join(printable(text).split())
+    return line.encode("utf-8", "replace").decode()
 
 
 def _set_axis(axis: Axes, name: str, channel: Spec) -> None:
@@ -57,7 +85,7 @@ def _set_axis(axis: Axes, name: str, channel: Spec) -> None:
     form = format_count if ticks["format"] == COUNT else "{:g}".format
     labels = [form(value) for value in ticks["values"]]
     axis.set(**{f"{name}ticks": ticks["values"], f"{name}ticklabels": labels})
-    axis.set(**{f"{name}lim": scale["domain"], f"{name}label": channel["title"]})
+    axis.set(**{f"{name}lim": scale["domain"], f"{name}label": _drawable(channel["title"])})
     (axis.xaxis if is_x else axis.yaxis).set_minor_locator(NullLocator())
 
 
@@ -127,7 +155,7 @@ def _legend(panels: Sequence[Spec]) -> list[Line2D]:
                 continue
             for name in names:
                 style = _style(layer, {**layer["data"]["values"][0], field: name})
-                text = f"{SIZE} {name}" if field == SIZE else str(name)
+                text = f"{SIZE} {name}" if field == SIZE else _drawable(str(name))
                 style |= {"alpha": 1.0} | ({} if channel == "color" else {"color": GREY})
                 handle = handles.setdefault(text, Line2D([], [], **style, label=text))
                 if channel == "shape":  # a line with such points

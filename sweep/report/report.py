@@ -168,14 +168,40 @@ class Code(str):
     """Text for a code block, which is not escaped."""
 
 
+# Characters with a meaning in Markdown; GitHub also reads dollars and tildes.
+MARKUP = re.compile(
+    r"[\\`*$~|]"
+    r"|<(?=[a-zA-Z/!?])"  # HTML, and links
+    r"|&(?=#?\w+;)"
+    r"|(?<!\S)#+(?=\s|$)"  # ends a heading
+)
+UNDERSCORES = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])")  # at the edge of a word
+BRACKETS = re.compile(r"[\[\]]")
+
+
 def escape(value: Any) -> Any:
-    """Escape what would end a table cell or start a link, an image or HTML in Markdown."""
+    """Escape what Markdown would not show as it is, for text in a line or in a table's cell."""
     if _is_missing(value):
         return MISSING
-    if isinstance(value, Code) or not isinstance(value, str):
-        return printable(value) if isinstance(value, Code) else value
-    line = printable(re.sub(r"[\r\n]+", " ", value))
-    return re.sub(r"\\|\||<(?=[a-zA-Z/!?])|\](?=[(\[])", r"\\\g<0>", line)
+    if isinstance(value, Code):
+        return printable(value)
+    if not isinstance(value, str):
+        return value
+    line = printable(re.sub(r"[\r\n\t]+", " ", value))
+    may_link = not _has_pairs(line)
+    line = MARKUP.sub(r"\\\g<0>", line)
+    line = UNDERSCORES.sub(lambda run: r"\_" * len(run[0]), line)
+    return BRACKETS.sub(r"\\\g<0>", line) if may_link else line
+
+
+def _has_pairs(line: str) -> bool:
+    """Return True if each bracket has its partner, and none could begin or end a link."""
+    depth = 0
+    for bracket in BRACKETS.findall(line):
+        depth += 1 if bracket == "[" else -1
+        if depth < 0:
+            return False
+    return depth == 0 and not re.search(r"\][(\[]", line)
 
 
 def _is_missing(value: Any) -> bool:

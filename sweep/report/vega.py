@@ -4,6 +4,7 @@ https://vega.github.io/vega-lite/docs. Fields have the names that a tooltip show
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from sweep.config.colors import batch_colors
+from sweep.errors import printable
 
 Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -23,6 +25,12 @@ TOP: Spec = {"value": 5}  # positions at an edge, whatever the scale
 BOTTOM: Spec = {"value": HEIGHT - 5}
 COUNT = "~s"  # format of large tick labels: 12k
 DIGITS = 6  # significant digits of numbers in a specification
+RESERVED = re.compile(r"[.\[\]\\'\"]")  # with these, Vega-Lite takes a field for a path in an object
+
+
+def field_of(name: str) -> str:
+    """Return the field of a column, for its rows and channels; titles show the name as it is."""
+    return RESERVED.sub("·", " ".join(printable(name).split()))
 
 
 def channel(
@@ -51,7 +59,7 @@ def channel(
     axis: Spec = {"values": [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]}
     axis |= {"format": form, "labelExpr": f"format(datum.value, '{form}')"}  # else 0 would be 0k
     return {
-        "field": field,
+        "field": field_of(field),
         "type": "quantitative",
         "title": title or field,
         "scale": {"type": "log" if is_log else "linear", "domain": [low, high], "nice": False},
@@ -84,7 +92,7 @@ def names(
     scale = {"domain": [*labels], "range": [marks[i % len(marks)] for i in range(len(labels))]}
     present = [*(labels if present is None else present)]
     legend = {"title": None, "orient": "top", "values": present} if len(present) > 1 else None
-    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
+    return {"field": field_of(field), "type": "nominal", "scale": scale, "legend": legend}
 
 
 def layer(mark: str, rows: Any, x: Spec | None, y: Spec | None, **more: Any) -> Spec:
@@ -95,7 +103,7 @@ def layer(mark: str, rows: Any, x: Spec | None, y: Spec | None, **more: Any) -> 
     parts = {"x": x, "y": y, **more}
     encoding = {key: made for key, made in parts.items() if isinstance(made, dict)}
     properties = {key: made for key, made in more.items() if key not in encoding}
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows).rename(columns=field_of)
     for key in ("x", "y", "x2", "y2"):
         if (field := encoding.get(key, {}).get("field")) and len(frame):
             frame = frame[np.isfinite(frame[field].astype(float))]
