@@ -114,12 +114,7 @@ publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \
 	  echo "publish needs a sweep folder and a name: make publish SWEEP=results/x NAME=y" >&2; exit 2; fi
 	@case "$(NAME)" in */*|.*) echo "NAME must be a plain name, got $(NAME)." >&2; exit 2;; esac
-	@if [ ! -f "$(SWEEP)/plan.json" ]; then \
-	  echo "SWEEP must be a sweep folder with a plan.json, got $(SWEEP)." >&2; exit 2; fi
-	@if [ -e "results/published/$(NAME)" ]; then \
-	  echo "results/published/$(NAME) exists already. Remove it, or choose another NAME." >&2; exit 2; fi
-	@mkdir -p "results/published/$(NAME)"
-	@cp -r "$(SWEEP)/plan.json" "$(SWEEP)/trials.csv" "$(SWEEP)/report.md" "$(SWEEP)/answer.json" "$(SWEEP)/figures" "results/published/$(NAME)"
+	@$(BIN)/python -m sweep.report.publish "$(SWEEP)" "results/published/$(NAME)"
 	@# 256 colours: a third of the size
 	@$(BIN)/python -c "import sys; from PIL import Image; [Image.open(p).convert('RGB').quantize(256).save(p, optimize=True) for p in sys.argv[1:]]" results/published/$(NAME)/figures/*.png
 	@du -sh "results/published/$(NAME)"

@@ -9,7 +9,7 @@ from sweep.config.experiment import SIZES
 from sweep.config.hub import PREFIX, model_folder
 from sweep.config.models import is_model_source
 from sweep.config.numbers import parse_count
-from sweep.errors import SweepError
+from sweep.errors import SweepError, reason_of
 
 MAX_CONFIG_BYTES = 1 << 24
 # Entries of a pretrained model's config.json that say nothing about its sizes.
@@ -31,13 +31,20 @@ def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
     A start needs a tokenizer, and may also be the folder of a trial that started from such a model.
     """
     folder = model_folder(source)
+    path = folder / "config.json"
     try:
-        path = folder / "config.json"
         if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
-            return None
-        config = dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):  # planning refuses this folder
+            return None  # planning refuses this folder
+        config = json.loads(path.read_bytes())
+    except OSError:
         return None
+    except (ValueError, RecursionError) as error:
+        problem = f"must be JSON, but {reason_of(error)}"
+        raise SweepError(f"{path} {problem}. Correct it.") from error
+    if not isinstance(config, dict):
+        raise SweepError(
+            f"{path} must be an object of JSON, got {type(config).__name__}. Correct it."
+        )
     tokenizer = folder / "tokenizer.json"
     if "model_type" not in config:
         match config.get("science") if is_start else None:

@@ -18,7 +18,15 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 ADDRESS = re.compile(  # or the parameters of one whose start is not shown
     r"(\w[\w+.-]{0,30})://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
-MOST_CHARACTERS = 400  # shown from another library's message
+MOST_CHARACTERS = 200  # of inputs in a message, and of another library's message
+LONG = 40  # characters of an input that counts
+# A text as Python quotes it, or characters without a space: a path, an address, a list of numbers.
+LONG_INPUT = re.compile(
+    rf"(?<![^\s(\[{{=:,])'(?:[^'\\]|\\.){{{LONG},}}'(?!\w)"
+    rf'|(?<![^\s(\[{{=:,])"(?:[^"\\]|\\.){{{LONG},}}"(?!\w)'
+    rf"|\S{{{LONG},}}",
+    re.DOTALL,
+)
 SYNONYMS = ({"lr", "learning_rate"}, {"seed", "seeds"}, {"batch_size", "batches"})
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
@@ -50,13 +58,41 @@ def _public_address(match: re.Match[str]) -> str:
     return f"{scheme}://{address}{'?' if public else ''}{public}"
 
 
+def cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text of at most so many characters: a longer one loses its middle."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 3]} … {text[len(text) - end :]}"
+
+
+def shorten(message: str) -> str:
+    """Cut the long inputs of a message to MOST_CHARACTERS in all; the words between them stay."""
+    inputs = LONG_INPUT.findall(message)
+    if sum(map(len, inputs)) <= MOST_CHARACTERS:
+        return message
+    share = max(MOST_CHARACTERS // len(inputs), 4)
+    return LONG_INPUT.sub(lambda match: cut(match[0], share), message)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the whole text of an error, whose `str` may raise, in one line with its type."""
+    return " ".join(" ".join(traceback.format_exception_only(error)).split())
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a parser refused a text, with the line; of bytes that are not UTF-8, too."""
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"line {line} has bytes that are not {error.encoding.upper()}"
+    return cut(" ".join(str(error).split())).rstrip(".") or type(error).__name__
+
+
 def describe_error(error: BaseException) -> str:
-    """Return the text of an error, whose `str` may raise; its type and place if it is not ours."""
+    """Return what a message says of an error: its text, and its type and place if not ours."""
     if isinstance(error, SweepError):
         return str(error)
-    text = " ".join(" ".join(traceback.format_exception_only(error)).split())
-    text = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …"
-    return text.rstrip(".") + user_location(error)
+    return cut(text_of(error)).rstrip(".") + user_location(error)
 
 
 def user_location(error: BaseException) -> str:
@@ -80,7 +116,13 @@ def printable(text: object) -> str:
 
 
 class SweepError(Exception):
-    """A mistake or a condition that the user can act on; the command line exits with 2."""
+    """A mistake or a condition that the user can act on; the command line exits with 2.
+
+    Its message repeats at most MOST_CHARACTERS of an input.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shorten(message))
 
 
 class CorruptFile(SweepError):

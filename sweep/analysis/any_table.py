@@ -19,7 +19,7 @@ import pandas as pd
 from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS, refuse_large
 from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES
-from sweep.errors import SweepError, printable
+from sweep.errors import SweepError, cut, printable
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import Cause, State
 
@@ -182,10 +182,7 @@ def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
 
 def short_text(text: str) -> str:
     """Return a header or a cell as a message shows it: in one line, and not too long."""
-    plain = printable(" ".join(text.split()))
-    if len(plain) <= MOST_CELL_CHARACTERS:
-        return plain
-    return f"{plain[:MOST_CELL_CHARACTERS]}…"
+    return cut(printable(" ".join(text.split())), MOST_CELL_CHARACTERS)
 
 
 # ---- files and cells --------------------------------------------------------------------------

@@ -24,6 +24,8 @@ PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
 CURVE_CHECKS, COMMAND_CHECKS = (
     tuple(code for code, row in TABLE.items() if row.get("of") == of) for of in ("curve", "command")
 )
+MISSING_CURVES = ("metrics.jsonl",)  # "columns" that no table of trials has
+CROSSING_CHECKS = ("target_not_reached", "crossing_too_early", "crossing_unresolved")
 MOST_INTERPOLATION_ERROR = 0.01  # relative error of the tokens to a target
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 
@@ -100,7 +102,7 @@ def check_curve(curve: StepsCurve) -> list[Check]:
 
 def supports_crossings(curve: StepsCurve) -> bool:
     """Return True if the measured crossings may be read."""
-    return all(check.status == PASS for check in _check_crossings(curve))
+    return not any(check.status == FAIL for check in _check_crossings(curve))
 
 
 def supports_fit(curve: StepsCurve) -> bool:
@@ -111,8 +113,9 @@ def supports_fit(curve: StepsCurve) -> bool:
 def _check_fit(curve: StepsCurve) -> list[Check]:
     fit, sizes = curve.fit, curve.batch_sizes
     if fit is None:
+        has_all_steps = len(curve.trials) > 0 and bool(curve.trials["steps"].notna().all())
         off = build_check("off_the_curve", curve.no_fit)
-        return [build_check("critical_batch_size", curve.no_fit, True), off]
+        return [build_check("critical_batch_size", curve.no_fit, has_all_steps or None), off]
     is_resolved = math.isfinite(fit.b_crit.high) and fit.b_crit.low > 0
     is_beyond = is_resolved and not curve.covers(fit.b_crit.value)
     side = "smaller" if fit.b_crit.value <= sizes[0] else "larger"
@@ -137,22 +140,45 @@ def _check_fit(curve: StepsCurve) -> list[Check]:
 
 
 def _check_crossings(curve: StepsCurve) -> list[Check]:
-    trials, censored = curve.trials, int(curve.trials["is_censored"].sum())
-    sizes = sorted(set(trials["batch_size"][trials["is_early"]]))
+    """Check where the trials reached the target; NOT APPLICABLE if it is not known of any."""
+    known = curve.trials[curve.trials["is_known"]]
+    if known.empty:
+        none = f"Not checked: {curve.no_fit}"
+        missing = MISSING_CURVES if len(curve.trials) else ()
+        return [build_check(code, none, missing_columns=missing) for code in CROSSING_CHECKS]
+    censored = int(known["is_censored"].sum())
     reached = (
-        f"{len(trials) - censored} of {len(trials)} trials reached {curve.target:g} at a constant "
+        f"{len(known) - censored} of {len(known)} trials reached {curve.target:g} at a constant "
         "rate and stayed there at the next evaluation; the crossing is interpolated in log tokens. "
         f"{censored} are censored: pruned at {PATIENCE} times the least tokens of their batch "
         "size, or at the end of the budget. With decay the same loss takes fewer tokens."
     )
-    errors = trials.groupby("batch_size")["interpolation_error"].mean().dropna()
+    unknown = len(curve.trials) - len(known)
+    if unknown:
+        reached += f" Of {unknown} more it is not known, because their curves are missing."
+
+    sizes = sorted(set(known["batch_size"][known["is_early"]]))
+    early = ", ".join(map(str, sizes)) or "none"
+    too_early = f"Batch sizes below the target at the first evaluation: {early}."
+
+    errors = known.groupby("batch_size")["interpolation_error"].mean().dropna()
     coarse = errors[errors > MOST_INTERPOLATION_ERROR]
     listed = ", ".join(f"{100 * share:.2f} % at batch size {b}" for b, share in errors.items())
     resolution = f"Mean error of the interpolated crossings, by a parabola: {listed or 'unknown'}."
-    early = ", ".join(map(str, sizes)) or "none"
-    too_early = f"Batch sizes below the target at the first evaluation: {early}."
-    return [
-        build_check("target_not_reached", reached, censored == len(trials)),
-        build_check("crossing_too_early", too_early, bool(sizes), sizes),
-        build_check("crossing_unresolved", resolution, bool(len(coarse)), coarse.index),
-    ]
+
+    checks = [build_check("target_not_reached", reached, censored == len(known))]
+    is_early, is_coarse = bool(sizes), bool(len(coarse))
+    without_curve = int((~known["has_curve"]).sum())
+    not_checked = f"Not checked: the curves of {without_curve} trials are missing."
+    if without_curve and not is_early:
+        code = "crossing_too_early"
+        checks.append(build_check(code, not_checked, missing_columns=MISSING_CURVES))
+    else:
+        checks.append(build_check("crossing_too_early", too_early, is_early, sizes))
+    if without_curve and not is_coarse:
+        code = "crossing_unresolved"
+        checks.append(build_check(code, not_checked, missing_columns=MISSING_CURVES))
+    else:
+        is_failed = is_coarse if len(errors) else None
+        checks.append(build_check("crossing_unresolved", resolution, is_failed, coarse.index))
+    return checks

@@ -27,7 +27,7 @@ LEAST_BATCH_SIZES = 3  # two parameters and a residual
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
-    *("is_early", "interpolation_error", "trained_tokens", "id"),
+    *("is_early", "interpolation_error", "trained_tokens", "has_curve", "is_known", "id"),
 )
 EXCESSES = (0.2, 1.0)  # more tokens than the least
 FLAT = math.log(1.05)  # growth of the tokens from the smallest batch size to the next
@@ -57,7 +57,8 @@ class StepsFit:
 @dataclass(frozen=True, eq=False)
 class StepsCurve:
     target: float
-    trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
+    # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound; NaN if they are not known
+    trials: pd.DataFrame
     batch_sizes: tuple[int, ...]  # those fitted
     fit: StepsFit | None
     no_fit: str  # reason, if there is no fit
@@ -79,7 +80,8 @@ class StepsCurve:
     @property
     def _log_tokens(self) -> tuple[Floats, Floats]:
         """Log batch sizes, (k,), and log tokens to the target of their common seeds, (seeds, k)."""
-        whole = self.trials.groupby("batch_size").filter(lambda rows: not rows["is_censored"].any())
+        is_whole = self.trials["tokens"].notna() & ~self.trials["is_censored"]
+        whole = self.trials[is_whole.groupby(self.trials["batch_size"]).transform("all")]
         tokens = whole.pivot_table(index="seed", columns="batch_size", values="tokens").dropna()
         return np.log(tokens.columns.to_numpy(float)), np.log(tokens.to_numpy(float))
 
@@ -93,25 +95,37 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
 
     A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
     below the target at its first evaluation is early. Diverged trials have no row. The target is
-    the sweep's, or a higher one, which the same trials passed before.
+    the sweep's, or a higher one, which the same trials passed before. A trial without its curve has
+    the tokens to the sweep's target that it recorded; a bound, or another target, is not known.
     """
-    target, window = target or sweep.plan.settings.target, sweep.plan.settings.evaluation.window
+    own_target, window = sweep.plan.settings.target, sweep.plan.settings.evaluation.window
+    target = target or own_target
     assert target is not None
-    trials, rows = report_trials(sweep.trials).set_index("id", drop=False), []
-    ended = trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("index")
-    for trial, evaluated, losses in curves_by_trial(sweep, "valid/loss"):
-        if (row := ended.get(trial)) is None:
-            continue
-        crossed = crossing_tokens(evaluated, losses, target, window)
-        means_at = smoothed(evaluated, losses, window)[0]  # a mean lies before its last evaluation
-        tokens = crossed or float((*evaluated[:1], *means_at)[-1])
+    curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
+    trials, rows = report_trials(sweep.trials), []
+    for row in trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("records"):
         seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
-        row |= {"tokens": tokens, "seconds": seconds * tokens, "is_censored": crossed is None}
-        row["steps"] = tokens / (row["batch_size"] * sweep.plan.tokens_per_sequence)
-        row["is_early"] = crossed is not None and crossed <= means_at[0]
-        row["interpolation_error"] = interpolation_error(evaluated, losses, target, window)
-        rows.append(row | {"trained_tokens": float(evaluated[-1])})
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"is_censored": bool, "is_early": bool})
+        row |= {"is_censored": False, "is_early": False, "interpolation_error": math.nan}
+        row["has_curve"] = row["id"] in curves
+        if row["has_curve"]:
+            evaluated, losses = curves[row["id"]]
+            crossed = crossing_tokens(evaluated, losses, target, window)
+            means_at = smoothed(evaluated, losses, window)[0]  # a mean lies before its last point
+            row["tokens"] = crossed or float((*evaluated[:1], *means_at)[-1])
+            row["is_censored"] = crossed is None
+            row["is_early"] = crossed is not None and crossed <= means_at[0]
+            row["interpolation_error"] = interpolation_error(evaluated, losses, target, window)
+            row["trained_tokens"] = float(evaluated[-1])
+        else:
+            row["tokens"] = row["tokens_to_target"] if target == own_target else math.nan
+            row["is_censored"] = target == own_target and not row["tokens_to_target"] > 0
+        row["is_known"] = row["has_curve"] or target == own_target
+        row["seconds"] = seconds * row["tokens"]
+        row["steps"] = row["tokens"] / (row["batch_size"] * sweep.plan.tokens_per_sequence)
+        rows.append(row)
+    kinds = dict.fromkeys(("is_censored", "is_early", "has_curve", "is_known"), bool)
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
+    return table.astype(dict.fromkeys(("tokens", "steps", "seconds"), float))
 
 
 def interpolation_error(
@@ -158,8 +172,19 @@ def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
     """Fit the curve through the seeds that every batch size of a policy has."""
     steps = trials.pivot_table(index="seed", columns="batch_size", values="steps").dropna()
     sizes = tuple(int(size) for size in steps.columns)
-    if steps.empty:
-        return StepsCurve(target, trials, (), None, "No seed ended at every batch size.")
+    without_bound = int((trials["is_censored"] & trials["steps"].isna()).sum())
+    if trials.empty:
+        no_fit = "No trial has ended."
+    elif trials["steps"].isna().all():
+        no_fit = f"The curves of all {len(trials)} trials are missing."
+    elif without_bound:
+        no_fit = f"{without_bound} trials did not reach the target, and their curves are missing."
+    elif steps.empty:
+        no_fit = "No seed ended at every batch size."
+    else:
+        no_fit = ""
+    if no_fit:
+        return StepsCurve(target, trials, (), None, no_fit)
     bounds = trials.pivot_table(index="seed", columns="batch_size", values="is_censored")
     try:
         fit = fit_steps(sizes, steps.to_numpy(), bounds.loc[steps.index] > 0)
@@ -172,9 +197,11 @@ def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[f
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
     The number is the most that every trial reached. The schedule knows no horizon, so a shorter
-    trial would have had the same loss. Batch sizes whose seconds are not known are left out.
+    trial would have had the same loss. Batch sizes whose seconds are not known are left out, and
+    trials without a curve.
     """
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
+    trials = trials[trials["has_curve"]]
     if measure == "seconds":
         times = trials.groupby("batch_size")["seconds"].agg(typical_time).dropna()
         trials = trials[trials["batch_size"].isin(times.index)]

@@ -9,30 +9,40 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
 from sweep.config import read_toml
+from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
-from sweep.errors import CorruptFile, SweepError, printable
+from sweep.errors import CorruptFile, SweepError, printable, reason_of
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
-from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
+from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
 MAX_TABLE_BYTES = 1 << 25
 MAX_HEADER_BYTES = 1 << 16
 NUMBERS = ("float64", "int64")
+MISSING_CURVES = (
+    "curves.csv is missing. Without it, this report has no curves, no gradient noise scale, and of "
+    "a sweep to a target no other targets and no losses at equal tokens, steps and seconds."
+)
 METRIC = "final_valid_"  # begins the columns of a workload's metrics
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
-MAY_SHRINK = {"microbatch_size", "gradient_accumulation_steps"}  # after out_of_memory
+# Of a trial that ended early or ran out of memory, these differ from the plan.
+MEASURED = {"tokens", "steps", "microbatch_size", "gradient_accumulation_steps"}
+POSITION = ["time", "step", "tokens"]  # columns of curves that are no metrics
+CURVES = "curves.csv"  # of a published folder
+# Metrics of the curves that reports read, in addition to the objective's.
+REPORTED_METRICS = ("train/loss", "valid/loss", "reward/mean", "noise/trace", "noise/square")
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
 
@@ -66,8 +76,9 @@ class SweepTables:
     plan: Plan
     trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
     curves: pd.DataFrame  # one row per logged point: id, time, step, tokens, one column a metric
-    warnings: tuple[str, ...]  # sentences about files that were left out
+    warnings: tuple[str, ...]  # sentences about files that are missing or were left out
     checked: dict[str, Any]  # check.json, if it is of the plan's code
+    lacks_curves: bool  # a published folder without curves.csv
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -78,7 +89,8 @@ class SweepTables:
 def load_tables(path: str | Path) -> SweepTables:
     """Read a sweep folder without starting or changing anything.
 
-    A published folder has plan.json and trials.csv, and no trial folders; its curves are empty.
+    A published folder has plan.json, trials.csv and curves.csv, and no trial folders. Without
+    curves.csv its curves are empty, and a warning says so.
 
     Raises:
         SweepError: if the folder holds no readable plan.json.
@@ -97,8 +109,22 @@ def load_tables(path: str | Path) -> SweepTables:
         "has_looks": plan.has_looks,
         "attempts": 0,
     }
+    lacks_curves = folder.is_published and not (folder.path / CURVES).exists()
     if folder.is_published:
         records = _read_published(folder.path / "trials.csv", plan)
+        if lacks_curves:
+            warnings.append(MISSING_CURVES)
+        else:
+            curves = _read_published_curves(folder.path / CURVES, plan)
+            ended = (State.COMPLETE, State.PRUNED)
+            absent = [
+                str(record["id"])
+                for record in records
+                if record["stage"] == "report"
+                and record.get("state") in ended
+                and record["id"] not in curves
+            ]
+            warnings += [f"trial {trial}: {CURVES} has no points of it." for trial in absent]
     for row in plan.known_trials if not folder.is_published else ():
         trial = folder.trial(str(row.id))
         record = {**row.model_dump(), **common}
@@ -119,11 +145,10 @@ def load_tables(path: str | Path) -> SweepTables:
     trials = trials.astype(columns | dict.fromkeys(gaps, "float64"))
     texts = trials.select_dtypes(object).columns
     trials[texts] = trials[texts].where(is_given[texts], None)
-    names = ["time", "step", "tokens"]
-    empty = pd.DataFrame(columns=names, dtype=float)
+    empty = pd.DataFrame(columns=POSITION, dtype=float)
     points = pd.concat([empty, *curves.values()], ignore_index=True)
-    logged = sorted(map(str, set(points) - set(names)))
-    points = points[[*names, *logged]].astype({"step": int, "tokens": int})
+    logged = sorted(map(str, set(points) - set(POSITION)))
+    points = points[[*POSITION, *logged]].astype({"step": int, "tokens": int})
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     checked: dict[str, Any] = {}
@@ -131,7 +156,16 @@ def load_tables(path: str | Path) -> SweepTables:
         checked = find_json(folder.check_path) or {}
     if (checked.get("command"), checked.get("code")) != (plan.settings.command, plan.code):
         checked = {}
-    return SweepTables(folder.path, folder.name, plan, trials, points, tuple(warnings), checked)
+    return SweepTables(
+        path=folder.path,
+        name=folder.name,
+        plan=plan,
+        trials=trials,
+        curves=points,
+        warnings=tuple(warnings),
+        checked=checked,
+        lacks_curves=lacks_curves,
+    )
 
 
 def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:
@@ -158,13 +192,28 @@ def refuse_large(path: Path) -> None:
         raise SweepError(f"{path} must have at most {most}. Leave out rows or columns.")
 
 
-def read_csv(path: Path) -> pd.DataFrame:
+def read_csv(path: Path, as_text: bool = False) -> pd.DataFrame:
+    """Read a table; with `as_text` every cell is a text, or NaN if it is empty."""
+    options: dict[str, Any] = {"low_memory": False, "compression": None}
+    if as_text:
+        options |= {"dtype": str, "keep_default_na": False, "na_values": [""]}
     try:
         refuse_large(path)
-        return pd.read_csv(path, low_memory=False, compression=None)
+        table: pd.DataFrame = pd.read_csv(path, **options)
+        return table
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error).strip()
-        raise SweepError(f"{path} must be a CSV file ({reason}). Give another path.") from None
+        reason = getattr(error, "strerror", None) or reason_of(_of_whole_file(error, path))
+    raise SweepError(f"{path} must be a CSV file, but {reason}. Correct it, or give another path.")
+
+
+def _of_whole_file(error: Exception, path: Path) -> Exception:
+    """Return an error of decoding that counts from the start of the file, as pandas' does not."""
+    if isinstance(error, UnicodeDecodeError):
+        try:
+            path.read_bytes().decode()
+        except UnicodeDecodeError as whole:
+            return whole
+    return error
 
 
 def to_numbers(values: pd.Series) -> pd.Series:
@@ -185,29 +234,79 @@ def write_trials_csv(sweep: SweepTables, path: Path) -> None:
         table.to_csv(part, index=False, lineterminator="\n")
 
 
+def write_curves_csv(sweep: SweepTables, path: Path) -> None:
+    """Write the points of the curves that a report of the published sweep reads."""
+    objective = sweep.plan.settings.traits.objective.curve
+    reported = dict.fromkeys([*REPORTED_METRICS, objective])
+    metrics = [name for name in reported if name in sweep.curves]
+    reports = sweep.trials["id"][sweep.trials["stage"] == "report"]
+    is_read = sweep.curves["id"].isin(reports) & sweep.curves[metrics].notna().any(axis=1)
+    table = sweep.curves.loc[is_read, ["id", "step", "tokens", *metrics]]
+    with replacing(path) as part:
+        table.to_csv(part, index=False, lineterminator="\n")
+
+
 def _without_formula(value: Any) -> Any:
     """Quote a text that a spreadsheet would execute."""
     if not isinstance(value, str):
         return value
     text = printable(value)  # a lone carriage return would begin a row
-    is_formula = unicodedata.normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@"))
-    return f"'{text}" if is_formula else text
+    return f"'{text}" if _is_formula(text) else text
+
+
+def _is_formula(text: str) -> bool:
+    return unicodedata.normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@"))
+
+
+def _with_formula(value: Any) -> Any:
+    """Return a text without the quote that `_without_formula` put before it."""
+    if isinstance(value, str) and value.startswith("'") and _is_formula(value[1:]):
+        return value[1:]
+    return value
 
 
 def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
     """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
-    table = read_csv(path)
+    table = read_csv(path, as_text=True)
     for name in map(str, table):
         if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
             table[name] = to_numbers(table[name])
-    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    rows = table.astype(object).where(table.notna(), None).map(_with_formula).to_dict("records")
     records = {str(row.get("id")): {str(name): row[name] for name in row} for row in rows}
     planned, only = {str(row.id): row for row in plan.known_trials}, plan.settings.optimizer.name
     if records.keys() != planned.keys() or len(rows) != len(planned):
         raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
     for trial, row in planned.items():
-        records[trial] |= row.model_dump(exclude=MAY_SHRINK) | {"optimizer": row.optimizer or only}
+        records[trial] |= row.model_dump(exclude=MEASURED) | {"optimizer": row.optimizer or only}
     return [records[trial] for trial in planned]
+
+
+def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
+    """Read a curves.csv: the points of each trial, in the plan's order."""
+
+    def refuse(requirement: str) -> NoReturn:
+        raise SweepError(f"{path} must {requirement}. Restore it.")
+
+    table = read_csv(path, as_text=True)
+    for name in ("id", "step", "tokens"):
+        if name not in table:
+            refuse(f"have the column {name}")
+    numbers = table.drop(columns="id")
+    for name in map(str, numbers):
+        converted = to_numbers(numbers[name])
+        is_wrong = ~np.isfinite(converted) & (numbers[name].notna() | (name in POSITION))
+        if is_wrong.any():
+            line = int(is_wrong.to_numpy().argmax()) + 2  # the header is the first line
+            refuse(f"have a number in each cell, or nothing, unlike {name!r} in line {line}")
+        numbers[name] = converted
+    is_late = numbers.groupby(table["id"])["tokens"].diff() < 0
+    if is_late.any():
+        refuse("have the points of each trial in the order of their tokens")
+    by_trial = dict(iter(numbers.groupby(table["id"].astype(str))))
+    planned = [str(row.id) for row in plan.known_trials]
+    if not by_trial.keys() <= set(planned):
+        refuse("have trials of plan.json only")
+    return {trial: by_trial[trial] for trial in planned if trial in by_trial}
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
@@ -225,7 +324,10 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     status = trial.read_status()
     record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
     if status.cause:
-        record |= {"cause": str(status.cause), "message": status.message[:MESSAGE_CHARACTERS]}
+        record |= {
+            "cause": str(status.cause),
+            "message": status.message[:MESSAGE_CHARACTERS] or None,
+        }
     if status.microbatch_size:
         record["microbatch_size"] = status.microbatch_size
     return record
@@ -316,6 +418,9 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     trials = report_trials(sweep.trials)
     trials["start"] = -trials["initial_valid_loss"].astype(float)
     trials["end"] = trials["id"].map(last).astype(float)
+    if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
+        # The final evaluation has the same prompts and random numbers, and the same weights.
+        trials["end"] = trials["end"].fillna(-trials["final_valid_loss"].astype(float))
     trials = trials[trials["state"] == "COMPLETE"].dropna(subset=["start", "end"])
     gains = []
     for _, rows in trials.groupby(CELL_KEYS, sort=False):

@@ -26,6 +26,10 @@ from sweep.plan.decision import Decision
 from sweep.plan.plan import Plan
 from sweep.plan.proposal import answering_command, check_of_command
 
+UNCHECKED = (
+    "Whether the trials were evaluated early and often enough is not known, because curves are "
+    "missing."
+)
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 
 
@@ -42,6 +46,15 @@ class PolicyResult:
     @property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if check.status == checks.FAIL]
+
+    @property
+    def unchecked(self) -> list[Check]:
+        """The checks that could make a recommendation provisional, but lack the curves."""
+        return [
+            check
+            for check in self.checks
+            if check.blocks_claims and check.missing_columns == checks.MISSING_CURVES
+        ]
 
     @property
     def blocking(self) -> list[Check]:
@@ -102,7 +115,7 @@ class Sweep(frames.SweepTables):
     def other_curves(self) -> tuple[StepsCurve, ...]:
         """The leading policy's curves of other, higher targets, which the same trials passed."""
         result, targets = self.leading, self.plan.settings.answer.other_targets
-        if result is None:
+        if result is None or self.lacks_curves:
             return ()
         steps = [steps_to_target(self, target) for target in targets]
         rows = [trials[trials["label"] == result.label] for trials in steps]
@@ -218,11 +231,9 @@ def _trials_of(table: Table) -> pd.DataFrame:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
     for name in ("model", "dataset", "schedule"):
         if table.rows[name].nunique() > 1:
-            values = ", ".join(sorted({*table.rows[name]}))[:100]
-            remedy = "Give each a table of its own."
-            raise SweepError(
-                f"{table.titles[name]} must be the same in all rows, got {values}. {remedy}"
-            )
+            values = short_text(", ".join(sorted({*table.rows[name]})))
+            problem = f"{short_text(table.titles[name])} must be the same in all rows"
+            raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
     trials = table.trials().assign(label=frames.policy_labels)
     is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
@@ -303,8 +314,14 @@ def judge_trials(
             curve = fit_curve(steps[steps["label"] == label], own["target"].max())
             judged += checks.check_curve(curve)
         elif own["has_target"].any():
-            evidence: Any = "Not checked: the curves are missing.", None, (), "", ("metrics.jsonl",)
-            judged += [checks.build_check(code, *evidence) for code in checks.CURVE_CHECKS]
+            judged += [
+                checks.build_check(
+                    code,
+                    "Not checked: the curves are missing.",
+                    missing_columns=checks.MISSING_CURVES,
+                )
+                for code in checks.CURVE_CHECKS
+            ]
         if plan and plan.settings.traits.tokens == "examples":
             judged = [checks.about_examples(check) for check in judged]
         optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
@@ -313,6 +330,8 @@ def judge_trials(
             f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
             for check in result.blocking
         ]
+        if result.unchecked:
+            reasons.append(UNCHECKED)
         about[result.label] = reasons, scope_of(trials, result.label, plan)
         by_policy.setdefault(frames.policy_names(own)[0], []).append(result)
     decided = (_decide_policy(own, reports, objective, about) for own in by_policy.values())
@@ -401,9 +420,12 @@ def _without_answer(sweep: Sweep) -> str:
     if gains and gains[0]["difference"] is not None:
         gain = gains[0]["difference"]
         return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
+    unknown = ""
+    if sweep.plan.settings.traits.samples and sweep.lacks_curves and not gains:
+        unknown = f" How training changed the reward is not known: {frames.CURVES} is missing."
     loss = frames.mean_of(complete["final_valid_loss"].astype(float).to_list())
     title = sweep.plan.settings.traits.objective.title
-    return f"At batch size {size} the {title} is {loss:.4f}. Nothing is compared."
+    return f"At batch size {size} the {title} is {loss:.4f}. Nothing is compared.{unknown}"
 
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:

@@ -383,10 +383,12 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     is_tuning = table.rows["stage"] == "tune"
     tuned, reported = (table.rows[is_it] for is_it in (is_tuning, ~is_tuning))
-    return reported["batch_size"][reported["has_diverged"]], (
-        f"{reported['has_diverged'].sum()} of {len(reported)} reporting trials and "
-        f"{tuned['has_diverged'].sum()} of {len(tuned)} tuning trials diverged."
-    )
+    counts = [
+        f"{trials['has_diverged'].sum()} of {len(trials)} {stage} trials"
+        for stage, trials in (("reporting", reported), ("tuning", tuned))
+        if len(trials)
+    ]
+    return reported["batch_size"][reported["has_diverged"]], f"{' and '.join(counts)} diverged."
 
 
 def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -15,7 +16,15 @@ import click
 
 from sweep.cli.commands import COMMANDS
 from sweep.cli.options import say
-from sweep.errors import SweepError, describe_error, printable, without_secrets
+from sweep.errors import (
+    MOST_CHARACTERS,
+    SweepError,
+    cut,
+    describe_error,
+    printable,
+    shorten,
+    without_secrets,
+)
 from sweep.signals import handle_unless_ignored
 from sweep.trial.files import storage_problem
 
@@ -45,7 +54,8 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         dots = " …" * (record.levelno == logging.INFO)  # work begins
         with contextlib.suppress(OSError, RuntimeError):  # closed, or interrupted while it prints
-            print(f"{printable(record.getMessage())}{dots}", file=sys.stderr)  # above a bar
+            text = shorten(printable(record.getMessage()))
+            print(f"{text}{dots}", file=sys.stderr)  # above a bar
 
 
 def main() -> None:
@@ -70,8 +80,7 @@ def main() -> None:
         code = 130
     except Exception as error:
         text, code = _explain(error)
-        line = " ".join(without_secrets(text).split())
-        say(f"Error: {line if len(line) < 2000 else f'{line[:500]} … {line[-500:]}'}", True)
+        say(f"Error: {_without_long_inputs(' '.join(without_secrets(text).split()))}", True)
     for file in streams:
         try:
             file.flush()
@@ -80,17 +89,28 @@ def main() -> None:
     sys.exit(code or 0)
 
 
+def _without_long_inputs(line: str) -> str:
+    """Cut the long inputs of a message: words of the command line, variables, and quoted texts."""
+    words = [part for word in sys.argv for part in (word, *word.partition("="))]
+    for given in sorted({*words, *os.environ.values()}, key=len, reverse=True):
+        text = " ".join(given.split())
+        if len(text) > MOST_CHARACTERS:
+            line = line.replace(text, cut(text))
+    return shorten(line)
+
+
 def _explain(error: Exception) -> tuple[str, int]:
     """Return one sentence about an error, and the exit code."""
     if isinstance(error, click.ClickException):
-        return error.format_message(), 2
+        # Only click repeats a list of inputs, in parentheses.
+        return re.sub(r"\(.*\)", lambda words: cut(words[0]), error.format_message()), 2
     if problem := storage_problem(error, Path("the output")):
         return f"{problem} The same command resumes.", 1
     if isinstance(error, OSError):
         return f"{error}. Check the path, its permissions and the free disk space.", 2
     if isinstance(error, SweepError):
         return str(error), 2
-    sentence = without_secrets(describe_error(error))[:200]
+    sentence = without_secrets(describe_error(error))
     text = f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}"
     report = Path(tempfile.mkdtemp(prefix="sweep-bug-")) / "report.txt"
     report.write_text(without_secrets(text), "utf-8", "backslashreplace")

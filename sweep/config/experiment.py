@@ -29,7 +29,7 @@ from sweep.config.objects import (
 )
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
-from sweep.errors import SweepError, did_you_mean
+from sweep.errors import SweepError, cut, did_you_mean, reason_of
 from sweep.experiments import SHIPPED
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
@@ -467,7 +467,7 @@ def _own_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, An
         refuse_secrets(str(command))
         if others := sorted(fields.keys() - {*OF_COMMANDS["experiment"]}):
             is_in_file = "command" in flags and others[0] not in flags
-            subject = f"experiment {fields['name']!r}" if is_in_file else others[0]
+            subject = f"experiment {fields['name']!r}" if is_in_file else cut(others[0])
             problem = "does not apply to a command, which has its own model, data and training"
             raise SweepError(f"{subject} {problem}. Leave it out.")
         title, name = title_of_command(check_command(str(command))), f"command: {command}"
@@ -500,4 +500,5 @@ def _read_experiment(name: str) -> dict[str, Any]:
         repr(fields)  # raises for integers that are too long to print
         return fields
     except (ValueError, RecursionError) as error:  # also of the encoding
-        raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
+        problem = f"must be TOML, but {reason_of(error)}"
+        raise SweepError(f"experiment {path} {problem}. Correct it.") from error

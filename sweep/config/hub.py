@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 
 PREFIX = "hf:"
 MODEL_FILES = ("config.json", "tokenizer.json")
-MOST_CHARACTERS = 200  # shown from an error of these libraries
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
 
@@ -70,7 +69,5 @@ def hugging_face(library: str, subject: str, remedy: str) -> Iterator[Any]:
         raise
     except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others
         cause = error.__cause__ or error  # `datasets` wraps the error of a row
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
-        if len(reason) > MOST_CHARACTERS:
-            reason = f"{reason[:MOST_CHARACTERS]} …"
-        raise SweepError(f"{subject} cannot be read ({reason.rstrip('.')}). {remedy}") from error
+        reason = cut(" ".join(f"{type(cause).__name__}: {cause}".split())).rstrip(".")
+        raise SweepError(f"{subject} cannot be read ({reason}). {remedy}") from error

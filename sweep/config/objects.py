@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config import read_toml, sha256_of_file
-from sweep.errors import SweepError, describe_error, did_you_mean, user_code
+from sweep.errors import SweepError, cut, describe_error, did_you_mean, user_code
 
 OF_COMMANDS: dict[str, Any] = read_toml(__file__, "commands.toml")
 PLACEHOLDER, PYTHON = re.compile(r"\{(\w+)\}"), re.compile(r"python[\d.]*")
@@ -72,7 +72,7 @@ def check_command(command: str) -> str:
     used = {*PLACEHOLDER.findall(command)}
     placeholders = OF_COMMANDS["placeholders"]
     if unknown := sorted(used - {*placeholders}):
-        problem = f"command must only use {', '.join(placeholders)}, got {{{unknown[0]}}}."
+        problem = f"command must only use {', '.join(placeholders)}, got {{{cut(unknown[0])}}}."
         raise SweepError(f"{problem} {did_you_mean(unknown[0], placeholders) or 'Correct it.'}")
     if {"microbatch_size", "accumulation"} <= used:
         used.add("batch_size")  # their product, for each device

@@ -137,7 +137,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
     except Exception as error:  # a user's model may raise anything
         raise SweepError(
             f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
-            f"got {describe_error(error)[:200]}. Measure it with `sweep probe`."
+            f"got {describe_error(error)}. Measure it with `sweep probe`."
         ) from error
 
 

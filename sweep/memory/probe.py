@@ -13,7 +13,7 @@ import torch
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError, WorkerDied, describe_error
+from sweep.errors import SweepError, WorkerDied, cut, describe_error
 from sweep.memory.search import (
     DOES_NOT_FIT,
     LINEAR,
@@ -230,9 +230,9 @@ def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop
             values = _take_steps(config, memory, steps)
     except Exception as error:
         if is_out_of_memory(error):
-            return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit)
+            return Measurement(*sizes, "OUT_OF_MEMORY", cut(str(error)), total_bytes=limit)
         traceback.print_exc()
-        return Measurement(*sizes, "ERROR", describe_error(error)[:300])
+        return Measurement(*sizes, "ERROR", describe_error(error))
     point = Measurement(*sizes, "OK", total_bytes=limit, **values)
     own = (point.device_bytes or 0) - memory.others_bytes
     if device.type == "cuda" and max(own, point.held_bytes or 0) > limit:

@@ -14,7 +14,7 @@ from sweep.config.hub import PREFIX
 from sweep.config.objects import OF_COMMANDS, describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError, printable, user_code, without_secrets
+from sweep.errors import SweepError, cut, printable, user_code, without_secrets
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -336,8 +336,8 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
         for name, expected in present.items():
             if name in start and start[name] != expected:
                 raise SweepError(
-                    f"init must be a trial with the experiment's {name} ({expected!r}), got "
-                    f"{start[name]!r}. Give the {name} of that trial."
+                    f"init must be a trial with the experiment's {name} ({cut(repr(expected))}), "
+                    f"got {cut(repr(start[name]))}. Give the {name} of that trial."
                 )
         fields["start"] = {"weights": start["weights"]}
     if source := experiment.init or (

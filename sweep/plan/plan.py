@@ -10,7 +10,7 @@ from sweep.config.models import ReplacedSize
 from sweep.config.objects import is_shipped
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 from sweep.plan.curves import NEIGHBOURS
 from sweep.plan.decision import TUNING_SEEDS
 from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
@@ -378,7 +378,8 @@ def _first_difference(old: Any, new: Any, key: str = "") -> str:
     if old != new and (file := key.removeprefix("code.files.")) != key:
         return f"{file} has changed"
     if not (isinstance(old, dict) and isinstance(new, dict)):
-        return "" if old == new else f"{key} would change from {old!r} to {new!r}"
+        changes = f"would change from {cut(repr(old))} to {cut(repr(new))}"
+        return "" if old == new else f"{key} {changes}"
     names = sorted({*old, *new})
     pairs = ((old.get(name), new.get(name), f"{key}.{name}".lstrip(".")) for name in names)
     return next(filter(None, (_first_difference(*pair) for pair in pairs)), "")

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 try:
-    import matplotlib  # noqa: F401
+    import matplotlib
 except (OSError, ValueError):  # a matplotlibrc that cannot be read, or an unknown MPLBACKEND
-    # Figures do not depend on them. Of all files, matplotlib reads that of the current folder first.
+    # Figures do not depend on them. matplotlib prefers the file of the current folder.
     for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
         del sys.modules[name]  # the parts that were imported before the error
     backend = os.environ.pop("MPLBACKEND", None)

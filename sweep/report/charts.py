@@ -302,7 +302,8 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
 def plot_steps(sweep: Sweep) -> Chart | None:
     """Plot steps to the target against batch size, with the fitted curve and B_crit."""
     curves = {result.label: result.curve for result in sweep.policies if result.curve}
-    parts = [curve.trials.rename(columns=NAMES) for curve in curves.values()]
+    known = [curve.trials.dropna(subset="steps") for curve in curves.values()]
+    parts = [trials.rename(columns=NAMES) for trials in known]
     trials = pd.concat([pd.DataFrame({SIZE: []}), *parts])
     if trials[SIZE].nunique() < 2:
         return None

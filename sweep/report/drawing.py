@@ -24,7 +24,6 @@ MARKERS |= {"triangle-up": "^", "triangle-down": "v"}
 GREY = "#666666"
 GROUPING = ("color", "shape", "strokeDash", "detail")  # channels that split rows into series
 COLUMNS = 3  # most panels in a row
-NO_MATHEMATICS = {"text.parse_math": False}  # a unit or a name may contain dollar signs
 
 
 @contextlib.contextmanager
@@ -33,7 +32,11 @@ def own_style() -> Iterator[None]:
 
     The user's rcParams are as before afterwards.
     """
-    with rc_context({**rcParamsDefault, **NO_MATHEMATICS}), warnings.catch_warnings():
+    with (
+        rc_context(rcParamsDefault),
+        rc_context({"text.parse_math": False}),  # a unit or a name may contain dollar signs
+        warnings.catch_warnings(),
+    ):
         # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         yield

@@ -72,7 +72,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         and (trials["final_train_loss"].notna().any() or sweep.plan.settings.data is not None),
         other_metrics=frames.other_metrics(sweep.compared, sweep.plan.settings.objective),
         all_trials=sweep.trials.to_dict("records"),
-        failures=trials[trials["message"].notna()].to_dict("records"),
+        failures=trials[trials["cause"].notna()].to_dict("records"),
         gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
@@ -85,6 +85,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
             (measure, label, *losses_at(sweep, curve.trials, measure))
             for measure in ("tokens", "steps", "seconds")
             for label, curve in curves.items()
+            if curve.trials["has_curve"].any()
         ],
         **_rates(sweep),
     )
@@ -118,15 +119,15 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
 def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     """Return each batch size's steps to the target: means over the seeds that reached it."""
     batches = curve.trials.groupby("batch_size")
-    reached = curve.trials[~curve.trials["is_censored"]].groupby("batch_size")
+    is_reached = curve.trials["is_known"] & ~curve.trials["is_censored"]
+    reached = curve.trials[is_reached].groupby("batch_size")
     table = batches[["label", "learning_rate"]].first()
-    table["seeds"] = batches.size()
+    table["seeds"] = batches["is_known"].sum()
     table["bound"] = batches["steps"].min()
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
     table[["tokens", "steps"]] = reached[["tokens", "steps"]].mean()
     table["seconds"] = reached["seconds"].agg(typical_time).astype(float)
     table["steps_sd"] = reached["steps"].std()
-    table["is_whole"] = table["reached"] == table["seeds"]
     sizes = list(curve.batch_sizes)
     fit = curve.fit
     table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan

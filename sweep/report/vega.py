@@ -25,7 +25,9 @@ TOP: Spec = {"value": 5}  # positions at an edge, whatever the scale
 BOTTOM: Spec = {"value": HEIGHT - 5}
 COUNT = "~s"  # format of large tick labels: 12k
 DIGITS = 6  # significant digits of numbers in a specification
-RESERVED = re.compile(r"[.\[\]\\'\"]")  # with these, Vega-Lite takes a field for a path in an object
+RESERVED = re.compile(
+    r"[.\[\]\\'\"]"
+)  # with these, Vega-Lite takes a field for a path in an object
 
 
 def field_of(name: str) -> str:

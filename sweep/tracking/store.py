@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
 from sweep.config import read_toml, sha256_of_file
-from sweep.errors import CorruptFile, SweepError, causes_of, without_secrets
+from sweep.errors import CorruptFile, SweepError, causes_of, cut, without_secrets
 from sweep.plan.plan import Plan
 from sweep.tracking.addresses import (
     check_tracking_uri,
@@ -59,7 +59,7 @@ ENVIRONMENT = {  # set only if the user has not set it
 def one_sentence(error: BaseException) -> str:
     """Return the first line of an error of a database, a driver or a server, shortened."""
     text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-    return without_secrets(text.splitlines()[0])[:300]
+    return cut(without_secrets(text.splitlines()[0]))
 
 
 def sqlite_fault(error: BaseException | None) -> str | None:
@@ -278,12 +278,12 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
 
 def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | None) -> "Run":
     if not (experiment := client.get_experiment_by_name(name)):
-        names = ", ".join(sorted(stored.name for stored in client.search_experiments()))
+        names = cut(", ".join(sorted(stored.name for stored in client.search_experiments())))
         raise SweepError(f"experiment must be one of those at {address} ({names}), got {name!r}.")
     parents = search_runs(client, experiment.experiment_id, "sweep.role", "sweep")
     runs = {run.info.run_id: run for run in parents if "sweep.files" in run.data.tags}
     if (chosen := run_id or next(iter(runs), None)) not in runs:
-        actual = f"got {chosen}. Parent runs: {', '.join(runs) or 'none'}."
+        actual = f"got {cut(str(chosen))}. Parent runs: {cut(', '.join(runs)) or 'none'}."
         raise SweepError(f"run must be a sweep's parent run in {name!r} at {address}, {actual}")
     return runs[chosen]
 

@@ -9,9 +9,10 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 from sweep.config.objects import describe_objects
-from sweep.errors import FolderInUse, SweepError, printable
+from sweep.errors import FolderInUse, SweepError, cut, printable, shorten
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
 from sweep.signals import handle_unless_ignored
 from sweep.training import attempt_trial
@@ -20,9 +21,14 @@ from sweep.trial.files import refuse_links
 from sweep.trial.folder import Cause, State, TrialFolder, has_failed
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(cut(message)))
+
+
 def main() -> int:
     """Run the trial to its end; 0 COMPLETE or diverged, 1 FAILED, 2 bad input, 130 stopped."""
-    parser = argparse.ArgumentParser(prog="python -m sweep.training", description=__doc__)
+    parser = Parser(prog="python -m sweep.training", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="the trial: results/SWEEP/trials/ID")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -36,7 +42,7 @@ def main() -> int:
     try:
         return _run_trial(TrialFolder(options.folder))
     except (SweepError, OSError) as error:
-        print(printable(f"Error: {error}"), file=sys.stderr)
+        print(printable(f"Error: {shorten(str(error))}"), file=sys.stderr)
         return 2
 
 

@@ -21,7 +21,7 @@ from sweep.config import sha256_of_file
 from sweep.config.metrics import MetricNames, check_reported_name
 from sweep.config.objects import check_code, fill_placeholders
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError
+from sweep.errors import SweepError, reason_of
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.process import ShouldStop, oom_kills
@@ -53,7 +53,8 @@ class Report:
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
         self.left_out = 0  # steps whose lines are not kept
         self._names = MetricNames()
-        self.is_diverged, self._read_bytes = False, 0
+        self.is_diverged = False
+        self._read_bytes = self._read_lines = 0
         self._file = path.open("a+b")  # which creates it
         self._read_at = self._saved_at = time.monotonic()
         self._earlier = {line["step"]: line for line in store.folder.find_metrics()}
@@ -79,10 +80,15 @@ class Report:
         for text in iter(partial(self._file.readline, MAX_LINE_BYTES), b""):
             if not text.endswith(b"\n"):
                 if len(text) == MAX_LINE_BYTES:
-                    raise _wrong_line(f"have less than {MAX_LINE_BYTES >> 20} MiB", text)
+                    raise _wrong_line(
+                        f"have less than {MAX_LINE_BYTES >> 20} MiB",
+                        text=text[:200],
+                        number=self._read_lines + 1,
+                    )
                 break
             self._add(*self._parse(text))
             self._read_bytes += len(text)
+            self._read_lines += 1
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
             self.save()
         return self._read_bytes > start
@@ -114,11 +120,12 @@ class Report:
     def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
         """Return the step and the metrics of a line; None replaces values that are not finite."""
         batch, sequence = self.config.science.batch_size, self.config.tokens_per_sequence
-        wrong = partial(_wrong_line, text=text)
+        wrong = partial(_wrong_line, text=text, number=self._read_lines + 1)
         try:
             line = load_json(text)
         except ValueError as error:
-            raise wrong("be a JSON object") from error
+            reason = reason_of(error).replace("line 1 column", "column")
+            raise wrong("be a JSON object", f" ({reason})") from error
         step = line.pop("step", None)
         if type(step) is not int or not 0 <= step <= self.config.steps:
             raise wrong(f'have a "step", a number of optimizer steps up to {self.config.steps}')
@@ -181,9 +188,10 @@ class Report:
         return any(name.startswith("valid/") for name in self.lines[step])
 
 
-def _wrong_line(requirement: str, text: bytes) -> SweepError:
-    line = text.decode(errors="replace").strip()[:200]
-    return SweepError(f"each line of the log must {requirement}, got {line!r}.")
+def _wrong_line(requirement: str, reason: str = "", *, text: bytes, number: int) -> SweepError:
+    line = text.decode(errors="replace").strip()
+    problem = f"must {requirement}, got {line!r} in line {number}{reason}"
+    return SweepError(f"each line of the log {problem}.")
 
 
 def run_command(

@@ -16,7 +16,7 @@ import torch
 from sweep.config import read_toml
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import Execution, TrialConfig
-from sweep.errors import SweepError, describe_error
+from sweep.errors import SweepError, text_of
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
@@ -197,7 +197,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if isinstance(error, RuntimeError) and re.search(NO_MEMORY, describe_error(error)):
+    if isinstance(error, RuntimeError) and re.search(NO_MEMORY, text_of(error)):
         return True
     return is_out_of_memory(error.__cause__)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sweep.config import read_toml, sha256_of_file
 from sweep.config.metrics import MetricNames
-from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
+from sweep.errors import CorruptFile, SweepError, causes_of, printable, reason_of, text_of
 from sweep.version import FORMAT_VERSION
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
@@ -71,25 +71,34 @@ def seal(data: dict[str, Any]) -> dict[str, Any]:
 def load_json(text: bytes) -> dict[str, Any]:
     """Parse a JSON object; huge integers become floats. Raise ValueError if it is none."""
     try:
-        data = dict(json.loads(text, parse_int=lambda n: int(n) if len(n) < 20 else float(n)))
-        if re.search(rb"\\u[dD]", text):  # raises for half a surrogate pair
+        data = json.loads(text, parse_int=lambda n: int(n) if len(n) < 20 else float(n))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError("it is not an object")
+    if re.search(rb"\\u[dD]", text):  # raises for half a surrogate pair
+        try:
             json.dumps(data, ensure_ascii=False).encode()
-        return data
-    except (TypeError, RecursionError) as error:
-        raise ValueError("not an object of JSON") from error
+        except UnicodeEncodeError as error:
+            raise ValueError("it has half a surrogate pair") from error
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a sealed JSON file; raise FileNotFoundError, or CorruptFile if it has changed."""
+    remedy = "Restore it, or start again."
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise CorruptFile(f"{path} must have at most {MAX_JSON_BYTES >> 20} MiB. {remedy}")
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError
         data = load_json(path.read_bytes())
+    except ValueError as error:
+        reason = reason_of(error)
+        raise CorruptFile(f"{path} must be JSON, but {reason}. {remedy}") from error
+    try:
         sha256, version = data.pop("sha256"), data["format_version"]
         if sha256 != sha256_of(data):
             raise ValueError
     except (ValueError, KeyError) as error:
-        remedy = "Restore it, or start again."
         raise CorruptFile(f"{path} does not match its sha256. {remedy}") from error
     if version != FORMAT_VERSION:
         problem = f"must have format_version {FORMAT_VERSION}, got {version!r}"
@@ -145,7 +154,7 @@ def storage_problem(error: BaseException | None, path: Path) -> str | None:
     """
     for cause in causes_of(error):
         number: int = getattr(cause, "errno", None) or 0
-        if match := re.search(r"\(os error (\d+)\)", describe_error(cause)):  # from safetensors
+        if match := re.search(r"\(os error (\d+)\)", text_of(cause)):  # from safetensors
             number = int(match[1])
         if remedy := STORAGE_REMEDIES.get(number):
             name = getattr(cause, "filename", None) or path
@@ -249,12 +258,19 @@ def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
     if path.exists() and path.stat().st_size > MAX_CURVE_BYTES:
         raise CorruptFile(f"{path} must have at most {MAX_CURVE_BYTES >> 20} MiB.")
-    lines = _read_start(path, length).splitlines(keepends=True)
-    with contextlib.suppress(ValueError):
-        points = [load_json(line) for line in lines if line.endswith(b"\n")]
-        if all(map(_is_point, points)):
-            return points
-    raise CorruptFile(f"{path} is damaged: a line is not a point of curves.")
+    points = []
+    for number, line in enumerate(_read_start(path, length).splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            continue  # it is being written
+        try:
+            point = load_json(line)
+            if not _is_point(point):
+                raise ValueError("it is not a point of curves")
+        except ValueError as error:
+            reason = reason_of(error).replace("line 1 column", "column")
+            raise CorruptFile(f"{path} is damaged in line {number}: {reason}.") from error
+        points.append(point)
+    return points
 
 
 def _is_point(line: dict[str, Any]) -> bool:

@@ -1,0 +1,296 @@
+"""Messages repeat a bounded part of an input, and keep what follows it."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.analysis.frames import read_csv
+from sweep.cli import main
+from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.models import model_preset
+from sweep.config.settings import settings_of
+from sweep.config.trial import Execution, Services
+from sweep.errors import MOST_CHARACTERS, CorruptFile, SweepError, cut, describe_error, shorten
+from sweep.trial.files import read_json, read_metrics, seal, write_json
+from sweep.trial.folder import SweepFolder
+from tests.analysis.fake_sweeps import write_fake_sweep
+
+WORDS = " ".join(f"w{number:04}" for number in range(834))  # 5,003 characters
+QUOTES = 'it\'s "so" ' * 500
+LONG = {"run": "x" * 5000, "words": WORDS, "quotes": QUOTES, "path": "/a b" * 1250}
+REMEDY = "Use 8 or 10."
+
+
+def repeated(message, text):
+    """Return how many characters of a text a message repeats in pieces of at least ten."""
+    pieces, rest = 0, message.replace("\\'", "'").replace('\\"', '"')
+    for size in range(min(len(text), len(rest)), 9, -1):
+        for start in range(len(rest) - size + 1):
+            if rest[start : start + size] in text:
+                return size + repeated(rest[start + size :], text)
+    return pieces
+
+
+def echoed(message, text):
+    """Return a bound on the characters of a text that a message repeats."""
+    if set(text) == {"x"}:
+        return message.count("x")
+    if text == WORDS:
+        return 6 * sum(word.strip("'\".,") in WORDS.split() for word in message.split())
+    return repeated(message, text)
+
+
+@given(st.text(min_size=201), st.sampled_from([SweepError, CorruptFile]))
+def test_a_quoted_input_is_cut_and_the_remedy_stays(text, kind):
+    message = str(kind(f"batch_size must be a number, got {text!r}. {REMEDY}"))
+    assert message.startswith("batch_size must be a number, got ")
+    assert message.endswith(f". {REMEDY}")
+    assert len(message) <= len(f"batch_size must be a number, got . {REMEDY}") + MOST_CHARACTERS
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Zs", "Cc", "Zl", "Zp"]), min_size=40)))
+def test_all_inputs_of_a_message_together_are_bounded(texts):
+    own = " and ".join("" for _ in texts)
+    assert len(shorten(" and ".join(texts))) <= len(own) + max(MOST_CHARACTERS, 4 * len(texts))
+
+
+@given(st.text(max_size=190))
+def test_a_short_input_stays_as_it_is(text):
+    message = f"lr must be a number, got {text!r:.190}. {REMEDY}"
+    assert str(SweepError(message)) == message
+
+
+@given(st.text(max_size=2000))
+def test_shortening_is_idempotent_and_survives_processes(text):
+    assert shorten(shorten(text)) == shorten(text)
+    error = SweepError(text)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert len(cut(text)) <= MOST_CHARACTERS
+
+
+def test_the_words_of_our_own_sentences_are_not_cut():
+    sentence = "The users' trials' rates can't be " + "known and the sweep's " * 40 + "'end'."
+    assert shorten(sentence) == sentence
+
+
+def test_an_error_of_a_library_is_cut_in_its_middle():
+    text = describe_error(ValueError(f"first {WORDS} last"))
+    assert text.startswith("ValueError: first") and text.endswith("last")
+    assert len(text) <= MOST_CHARACTERS
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refuse(tmp_path, monkeypatch, capfd):
+    """Call a command that must end with exit code 2, and return its message."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["sweep", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        message = capfd.readouterr().err
+        assert "Traceback" not in message and "bug in sweep" not in message, message[-2000:]
+        assert ended.value.code in (0, 2)
+        return message
+
+    return call
+
+
+FLAGS = [s.name for table in (Experiment, Execution, Services) for s in settings_of(table)]
+PLAN = ("plan", "quadratic", "--batches", "4", "--budget", "400", "--device", "cpu")
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_option_is_repeated_with_more_than_200_characters(refuse, kind):
+    for flag in FLAGS:
+        message = refuse(*PLAN, f"--{flag.replace('_', '-')}={LONG[kind]}")
+        assert echoed(message, LONG[kind]) <= MOST_CHARACTERS, (flag, message)
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("{}",),
+        ("--{}",),
+        ("run", "--{}"),
+        ("run", "quick", "{}"),
+        ("run", "quick", "--{}=1"),
+        ("run", "{}"),
+        ("run", "{}.toml"),
+        ("run", "quick", "--out", "{}"),
+        ("run", "quick", "--only", "{}", "--dry-run"),
+        ("run", "quick", "--retry", "{}"),
+        ("plan", "quick", "--cluster", "{}"),
+        ("plan", "quick", "--price", "{}"),
+        ("plan", "quick", "--command", "{} {{batch_size}} {{steps}} {{learning_rate}} {{seed}}"),
+        ("plan", "quick", "--command", "true {{{}}}"),
+        ("status", "{}"),
+        ("log", "{}"),
+        ("log", "{}", "{}"),
+        ("open", "{}"),
+        ("report", "{}"),
+        ("report", "--from-mlflow", "{}", "--experiment", "x"),
+        ("report", "--from-mlflow", "sqlite:///x.db", "--experiment", "{}"),
+        ("answer", "{}"),
+        ("answer", "x.csv", "--metric", "{}"),
+        ("answer", "x.csv", "--direction", "{}"),
+        ("ui", "{}", "--port", "{}"),
+    ],
+    ids=" ".join,
+)
+def test_no_word_is_repeated_with_more_than_200_characters(refuse, words, kind):
+    message = refuse(*(word.format(LONG[kind]) for word in words))
+    assert echoed(message, LONG[kind]) <= MOST_CHARACTERS, message
+
+
+def test_many_short_words_are_cut_too(refuse):
+    message = refuse("run", "quick", *WORDS.split())
+    assert echoed(message, WORDS) <= MOST_CHARACTERS, message
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_variable_is_repeated_with_more_than_200_characters(refuse, monkeypatch, kind):
+    monkeypatch.setenv("SWEEP_PLAN_DEVICE", LONG[kind])
+    message = refuse("plan", "quadratic", "--batches", "4")
+    assert message and echoed(message, LONG[kind]) <= MOST_CHARACTERS, message
+
+
+@pytest.mark.parametrize("words", [["{}"], ["a", "{}"], ["--{}"]], ids=" ".join)
+def test_a_worker_repeats_no_word_at_length(words):
+    command = [sys.executable, "-m", "sweep.training", *(word.format(WORDS) for word in words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert echoed(done.stderr, WORDS) <= MOST_CHARACTERS
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def toml_text(text):
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_key_or_value_of_an_experiment_is_repeated_at_length(refuse, tmp_path, kind):
+    text, path = toml_text(LONG[kind]), tmp_path / "mine.toml"
+    keys = ("model", "workload", "data", "budget", "batches", "lr", "seeds", "init", "optimizers")
+    contents = [f"{key} = {text}" for key in keys]
+    contents += [f"{text} = 1", f"[{text}]", f"{text} = 1\n{text} = 2", f"model = [{text}]"]
+    contents += [f"[model]\n{text} = 1", f"[schedule]\nname = {text}", f"command = {text}"]
+    contents += [f"command = 'true'\n{text} = 1", f"[tuning]\ndimensions = [{text}]"]
+    contents += [LONG[kind], f"x = {LONG[kind]}"]
+    for content in contents:
+        path.write_text(content)
+        message = refuse("plan", path, "--batches", "4")
+        assert message and echoed(message, LONG[kind]) <= MOST_CHARACTERS, (content[:40], message)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_text_of_a_plan_or_of_a_record_is_repeated_at_length(refuse, tmp_path, kind):
+    folder, text = SweepFolder(tmp_path / "s"), LONG[kind]
+    write_fake_sweep(folder.path, batches="4", points=5)
+    plan = read_json(folder.plan_path)
+    changes = [
+        {"experiment": text, "trials": [{"id": text}]},
+        {"sweep_uid": text},
+        {"commands": [[text]]},
+        {"tokens_per_sequence": text},
+        {text: 1},
+        {"settings": plan["settings"] | {"workload": text}},
+        {"settings": plan["settings"] | {text: 1}},
+        {"trials": [plan["trials"][0] | {"id": text}]},
+        {"trials": [plan["trials"][0] | {"stage": text}]},
+        {"format_version": text},
+    ]
+    for change in changes:
+        write_json(folder.plan_path, plan | change)
+        for command in ("status", "answer"):
+            message = refuse(command, folder.path)
+            assert echoed(message, text) <= MOST_CHARACTERS, (change, message)
+    write_json(folder.plan_path, plan)
+    for record in ({"tracking_uri": text}, {text: text}, {"tracking_uri": f"http://{text}"}):
+        write_json(folder.tracking_path, {"is_default": False, "sweep_uid": "1"} | record)
+        message = refuse("ui", folder.path)
+        assert echoed(message, text) <= MOST_CHARACTERS, (record, message)
+
+
+HEADER = "stage,policy,batch_size,seed,learning_rate,state,final_valid_loss,seconds_training"
+ROW = "report,fixed,4,0,1e-3,COMPLETE,1.0,1.0"
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_cell_or_header_of_a_table_is_repeated_at_length(refuse, tmp_path, kind):
+    path, cell = tmp_path / "trials.csv", '"' + LONG[kind].replace('"', '""') + '"'
+    for index, _ in enumerate(ROW.split(",")):
+        cells = ROW.split(",")
+        cells[index] = cell
+        path.write_text(f"{HEADER}\n{','.join(cells)}\n")
+        message = refuse("answer", path)
+        assert echoed(message, LONG[kind]) <= MOST_CHARACTERS, (index, message)
+    path.write_text(f"{HEADER.replace('stage', cell)}\n{ROW}\n")
+    message = refuse("answer", path)
+    assert message and echoed(message, LONG[kind]) <= MOST_CHARACTERS, message
+
+
+def test_a_parser_tells_its_reason_and_the_line(tmp_path):
+    path = tmp_path / "mine.toml"
+    for content, says in (
+        (b"budget = 1\nbatches = [4\nlr = 3\n", "line 3"),
+        (b"budget = 1\n\nlr = \n", "line 3"),
+        (b"budget = 1\nlr = '\xff'\n", "line 2 has bytes that are not UTF-8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(SweepError, match=f"must be TOML, but .*{says}"):
+            load_experiment(str(path))
+    for content, says in (
+        (b'{"trials": [\n1,\n', "line 3"),
+        (b'{"a": 1}\n{"b": 2}', "line 2"),
+        (b'{"a": 1,\n\n"\xff": 2}', "line 3 has bytes that are not UTF-8"),
+        (b"[1]", "not an object"),
+        (b"[" * 100_000, "nested too deeply"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CorruptFile, match=f"must be JSON, but .*{says}"):
+            read_json(path)
+    for content, says in (
+        (b'{"time": 1.0, "step": 1, "tokens": 1}\n{"time": \n', "line 2.*column"),
+        (b'{"time": 1.0, "step": 1, "tokens": 1}\n{"time": "x"}\n', "line 2.*point of curves"),
+        (b"\n", "line 1"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CorruptFile, match=f"is damaged in {says}"):
+            read_metrics(path)
+    for content, says in (
+        (b"a,b\n1,2\n1,2,3\n", "line 3"),
+        (b"a,b\n1,2\n1,\xff\n", "line 3 has bytes that are not UTF-8"),
+        (b"", "No columns"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(SweepError, match=f"must be a CSV file, but .*{says}"):
+            read_csv(path)
+
+
+def test_a_config_of_a_model_that_is_no_json_is_refused_with_its_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama",\n')
+    with pytest.raises(SweepError, match=r"config\.json must be JSON, but .*line 2"):
+        load_experiment("quick", {"model": str(tmp_path)})
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(SweepError, match=r"config\.json must be an object of JSON"):
+        load_experiment("quick", {"model": str(tmp_path)})
+
+
+def test_a_name_of_a_model_is_cut_before_the_remedy():
+    with pytest.raises(SweepError) as raised:
+        model_preset("x" * 5000)
+    assert str(raised.value).endswith("Correct it.") and str(raised.value).count("x") < 250
+    assert seal({})["sha256"]
