@@ -43,7 +43,8 @@ def matrix_size(device: str) -> int:
 def benchmarked(model: str, batch: int, device: str, precision: str, compiled: bool) -> TrialConfig:
     """Return the config of a trial that is longer than any benchmark."""
     config = trial_config(model, batch, precision, device, compiled, budget=10**10)
-    execution = config.execution.model_copy(update={"checkpoint_seconds": 1e9})
+    changes = {"checkpoint_seconds": 1e9, "evaluation_batch_size": 32}
+    execution = config.execution.model_copy(update=changes)
     science = config.science.model_copy(update={"learning_rate": PEAK_RATE})
     return config.model_copy(
         update={"execution": execution, "science": science, "warmup_steps": RATE_WARM_UP}

@@ -29,7 +29,7 @@ from typing import Any
 import cuda_graph
 import torch
 from contenders import benchmarked, matrix_size
-from memory import benchmark_data, benchmark_settings, compare
+from memory import benchmark_data, benchmark_settings, compare, trial_config
 from record import record
 from throughput import compete
 
@@ -45,6 +45,7 @@ ROOT = Path(__file__).parents[1]
 REFERENCE_TOKENS = 327_680_000
 TESTS = "tests/training/test_gpu.py"  # other files need packages that a worker lacks
 SUMMARY_LINES = 60
+LINE_CHARACTERS = 500
 SUMMARY_SECONDS = 5.0  # of the whole time
 LARGEST_KERNELS = 10
 COPIED_BYTES = 1 << 30
@@ -165,13 +166,17 @@ def run_trial(trial: TrialFolder) -> dict[str, Any]:
         raise RuntimeError(f"{done.stdout}{done.stderr}{log[-5000:]}")
     result = trial.read_result()
     assert result is not None
-    row = {name: value for name, value in result.items() if name.startswith("seconds_")}
-    for name in ("steps", "initial_train_loss", "final_train_loss", "final_valid_loss", "device"):
-        row[name] = result[name]
-    row["seconds_wall"] = wall
-    row["seconds_start"] = wall - result["seconds_total"]
-    row["seconds_fixed"] = wall - result["seconds_training"]
-    return row
+    return {
+        "device": result["device"],
+        "steps": result["steps"],
+        "seconds_wall": wall,
+        "seconds_fixed": wall - result["seconds_training"],
+        "seconds_start": wall - result["seconds_total"],
+        **{name: value for name, value in result.items() if name.startswith("seconds_")},
+        "initial_train_loss": result["initial_train_loss"],
+        "final_train_loss": result["final_train_loss"],
+        "final_valid_loss": result["final_valid_loss"],
+    }
 
 
 def measure_trials(part: Part) -> None:
@@ -217,10 +222,14 @@ def run_tests(part: Part) -> None:
 def measure_throughput(part: Part) -> None:
     """Steps of sweep against those of a plain compiled loop."""
     rounds = 2 if part.scale.is_small else 5
+    failures: list[str] = []
     for batch in part.scale.batches(1, 64, 256):
         arguments = part.scale.model, batch, part.scale.device, part.scale.precision, rounds
         row = compete(*arguments, ["sweep", "plain loop compiled"])
         part.write(f"throughput {part.scale.precision} {part.scale.model} {batch}", row)
+        failures += [f"{name} at {batch}: {why}" for name, why in row["failed"].items()]
+    if failures:
+        raise RuntimeError("; ".join(failures))
 
 
 def compiled_steps(part: Part, batch: int) -> tuple[TrialConfig, Steps]:
@@ -304,7 +313,7 @@ def compare_memory(part: Part) -> None:
     is_compiled = part.device.type == "cuda"
     for batch in part.scale.batches(1, 32, 256):
         scale = part.scale
-        config = benchmarked(scale.model, batch, scale.device, scale.precision, is_compiled)
+        config = trial_config(scale.model, batch, scale.precision, scale.device, is_compiled)
         part.write(f"memory {scale.model} {batch}", compare(config, limit))
 
 
@@ -419,7 +428,7 @@ def describe_row(key: str, row: dict[str, Any]) -> list[str]:
             values.append(f"{name} {value}")
     for kernel in row.get("largest_kernels", ()):
         kernels.append(f"  {kernel['microseconds_per_step']:9.1f} µs  {kernel['name'][:100]}")
-    return [f"{key}: {', '.join(values)}"[:240], *kernels]
+    return [f"{key}: {', '.join(values)}"[:LINE_CHARACTERS], *kernels]
 
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
