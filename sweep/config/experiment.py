@@ -57,7 +57,7 @@ class OptimizerSettings(Settings):
     weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.1  # decoupled, times the rate
     clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: no clipping
     # further arguments, by the name of the optimizer
-    options: dict[str, dict[str, JsonValue]] = Field(default={})
+    options: dict[OptimizerName, dict[str, JsonValue]] = Field(default={})
 
     def of(self, name: str | None) -> Self:
         """Return the settings of one of a sweep's optimizers, by default this one."""
@@ -108,7 +108,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     ] = None
     """Centre of the grid of rates at every batch size; by default one that suits tinystories."""
     # centres of single optimizers, by name
-    centres: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
+    centres: dict[OptimizerName, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
 
@@ -439,6 +439,7 @@ def load_experiment(
         fields["replaced_sizes"] = _replaced_sizes(left_out, flags, fields["model"])
     subject = f"experiment {name or fields.get('name')!r}"
     experiment = settings.parse_settings(Experiment, fields, subject)
+    _refuse_without_effect(experiment)
     for key, value, given in (("lr", "tuned", experiment.lr), ("seeds", "auto", experiment.seeds)):
         if given != value and (needing := sorted(NEEDING[key] & {*flags})):
             problem = f"{needing[0]} needs {key} {value}, got {given or 'the default'}"
@@ -446,6 +447,18 @@ def load_experiment(
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
+
+
+def _refuse_without_effect(experiment: Experiment) -> None:
+    """Refuse a setting that another one leaves without effect."""
+    schedule, window = experiment.schedule, experiment.evaluation.window
+    usual = ScheduleSettings.model_fields["final_fraction"].default
+    if schedule.name == "constant" and schedule.final_fraction != usual:
+        problem = "applies to the cosine schedule, and the rate is constant"
+        raise SweepError(f"schedule.final_fraction {problem}. Leave it out.")
+    if window > 1 and experiment.target is None:
+        problem = f"needs a target, got {window} without one"
+        raise SweepError(f"evaluation.window {problem}. Add --target, or leave it out.")
 
 
 def _replaced_sizes(

@@ -324,6 +324,21 @@ def test_a_warmup_of_more_than_a_tenth_is_refused_and_one_of_a_tenth_is_honoured
             load_experiment("quick", {"schedule": {"warmup_fraction": fraction}})
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"schedule": {"name": "constant", "final_fraction": 0.2}}, "final_fraction applies"),
+        ({"target": 3.0, "schedule": {"final_fraction": 0.2}}, "final_fraction applies"),
+        ({"evaluation": {"window": 4}}, "window needs a target"),
+        ({"lr": "tuned", "tuning": {"centres": {"adam": 1e-3}}}, "centres.*adam"),
+        ({"optimizer": {"options": {"adamW": {"amsgrad": True}}}}, "options.*adamW"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(fields, says):
+    with pytest.raises(SweepError, match=says):
+        load_experiment("quick", fields)
+
+
 def test_the_schedule_of_a_file_is_kept_with_another_model(tmp_path):
     path = tmp_path / "mine.toml"
     lines = ["budget = 100000", "batches = [4]", "model = 'quick'", "context = 32"]
