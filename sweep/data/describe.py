@@ -109,9 +109,14 @@ def data_lines(summary: DataSummary) -> list[str]:
     for role in dict.fromkeys(file.role for file in summary.files):
         files = [file for file in summary.files if file.role == role]
         subject = "Data, to be split" if role == TEXT_ROLE else f"Data, {role}"
-        text = name_list([f"{file.file} ({_numbers([file])})" for file in files], 6, 160)
+        is_read = all(file.rows is not None for file in files)
+        if len(files) > 1 and not is_read:
+            names = name_list([file.file for file in files], 6, 160)
+        else:
+            names = name_list([f"{file.file} ({_numbers([file])})" for file in files], 6, 160)
+        text = names
         if len(files) > 1:
-            text = f"{len(files):,} files ({_numbers(files)}): {text}"
+            text = f"{len(files):,} files ({_numbers(files)}): {names}"
         lines.append(f"{subject}: {text}")
     if summary.left_out:
         reasons = [f"{name} ({reason})" for name, reason in summary.left_out.items()]
