@@ -12,11 +12,11 @@ import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS, refuse_large
+from sweep.analysis.frames import MOST_DIGITS, NUMBERS, TRIAL_COLUMNS, refuse_large
 from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import SweepError, cut, printable
@@ -25,7 +25,9 @@ from sweep.trial.folder import Cause, State
 
 _TOML = read_toml(__file__, "headers.toml")
 PATTERNS: dict[str, str] = _TOML["patterns"]
-UNITS: dict[str, str] = _TOML["units"]
+UNITS = {column: text.format(**_TOML["words"]) for column, text in _TOML["units"].items()}
+CELL_UNITS: dict[str, str] = _TOML["cells"]
+SUCCEEDED = PATTERNS["succeeded"].format(done=PATTERNS["done"])
 HEADERS: dict[str, list[str]] = {
     column: [pattern.format(**_TOML["words"]) for pattern in patterns]
     for column, patterns in _TOML["headers"].items()
@@ -41,14 +43,19 @@ OWN_NAMES = {
 OWN_COLUMNS = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
 PARTS = ("microbatch_size", "gradient_accumulation_steps", "devices")  # of a batch size
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
-COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
-TEXTS = ("status", "seed", "stage", "policy", "optimizer", "model", "dataset", "schedule")
+COUNTS = (
+    *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices", "nodes"),
+    *("steps", "context_length", "token_budget", "warmup_steps", "seeds"),
+)
 # Rows that differ in one of these are not compared.
-FACTORS = ("model", "dataset", "schedule", "policy", "optimizer")
+FACTORS = ("model", "model_size", "dataset", "schedule", "policy", "optimizer")
+FLAGS = ("failure", "success")  # columns whose cells are true or false
+STATES = ("status", *FLAGS)  # all columns that match one of these are read
+TEXTS = (*FLAGS, *FACTORS, "status", "seed", "stage", "hardware")
 # Rows that agree in all of these are repetitions of one training.
 SETTINGS = (
     *("stage", *FACTORS, "batch_size", "learning_rate", "context_length"),
-    *("token_budget", "steps", "weight_decay", "adam_beta2"),
+    *("token_budget", "steps", "epochs", "weight_decay", "adam_beta2"),
 )
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
 MOST_LISTED = 5  # cells or rows that a note lists
@@ -144,7 +151,8 @@ class Table:
         if self.unread:
             notes.append(f"Cells not read ({len(self.unread)}): {_list(self.unread)}.")
         if self.ignored:
-            notes.append(f"Columns ignored: {', '.join(map(short_text, self.ignored))}.")
+            names = [short_text(title) or "one without a name" for title in self.ignored]
+            notes.append(f"Columns ignored: {', '.join(names)}.")
         return notes
 
 
@@ -310,6 +318,9 @@ def read_headers(cells: TextTable) -> tuple[dict[str, Header], dict[str, str]]:
     chosen: dict[str, Header] = {}
     ambiguous: dict[str, str] = {}
     for column, candidates in matches.items():
+        if column in STATES:  # the first one; `_words_of_states` reads all
+            chosen[column] = candidates[0][1]
+            continue
         best = min(header.rank for _, header in candidates)
         equal = [(index, header) for index, header in candidates if header.rank == best]
         texts = {tuple(row[index] for row in cells.rows) for index, _ in equal}
@@ -334,7 +345,7 @@ def _match(title: str) -> tuple[str, Header] | None:
         return own[title], Header(title, "", -1)
     if title in TRIAL_COLUMNS and title not in HEADERS:
         return title, Header(title, "", -1)
-    words, inside = _words(title)
+    words, inside = _words(re.sub(r"\.\d+$", "", title))  # pandas numbers equal headers
     for column, patterns in HEADERS.items():
         texts = [words] if not inside else []
         unit = ""
@@ -366,7 +377,7 @@ def read_number(column: str, header: Header, text: str) -> float:
     """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
     if header.rank < 0 and column not in HEADERS:
         return _plain_number(text)
-    plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
+    plain = _without_emphasis(text)
     is_loss = column in LOSSES or column not in HEADERS  # a metric may have any sign
     if header.title == column and is_loss:  # as written by a program, and as small as it may be
         number = _plain_number(plain)
@@ -385,24 +396,48 @@ def read_number(column: str, header: Header, text: str) -> float:
     if match is None or ("," in match[1] and column not in (*COUNTS, "hours")):
         return math.nan  # a loss of 1,389 could be 1.389
     digits, suffix, unit, remark = match.groups()
-    is_mean = is_loss or column == "hours"
-    is_spread = is_mean and re.fullmatch(PATTERNS["spread"], remark or "")
-    if remark and not is_spread and re.search(PATTERNS["several"], remark):
+    if not _is_harmless(column, remark or "") or not _is_unit(column, unit):
         return math.nan
+    if suffix and column == "batch_size" and not _is_in_tokens(header):
+        return math.nan  # 1.3B may be parameters, 32k tokens
     scale: float = SUFFIXES.get(suffix or "", 1)
     if column == "hours":
-        words_of_unit = (
-            word.lower() for word in (unit, header.unit, *_words(header.title)[0].split())
-        )
+        words = [unit, header.unit, *_words(header.title)[0].split()]
+        words_of_unit = (word.lower() for word in words)
         units = [word for word in words_of_unit if re.fullmatch(PATTERNS["unit"], word)]
         scale = UNIT_HOURS[units[0][0]] if units else math.nan
     elif not suffix and has_scale:
         scale = SUFFIXES.get(header.unit[:1], 1)
     value = float(digits.replace(",", "")) * scale
+    if column in COUNTS and not _is_in_tokens(header) and round(value, 6) % 1:
+        return math.nan
     if value == 0:
         return value if column == "weight_decay" or is_loss else math.nan
     is_possible = value > 0 or is_loss
     return value if is_possible and 1e-18 <= abs(value) <= 1e18 else math.nan
+
+
+def _without_emphasis(text: str) -> str:
+    """Return a cell without Markdown's emphasis around its words, `~`, and `_` between digits."""
+    plain = re.sub(r"(?<!\w)(\*\*|\*|__|_|`)(?=\S)(.+?)(?<=\S)\1(?!\w)", r"\2", text.strip())
+    plain = re.sub(r"(?<=\d)_(?=\d{3}(?!\d))", "", plain)
+    return re.sub(r"^[~≈]\s*(?!~)", "", plain).replace("−", "-").strip()
+
+
+def _is_harmless(column: str, remark: str) -> bool:
+    """Return True if a remark after a number is the error of a mean, or changes no number."""
+    is_mean = column in LOSSES or column == "hours" or column not in HEADERS
+    if is_mean and re.fullmatch(PATTERNS["spread"], remark):
+        return True
+    return not remark or re.fullmatch(PATTERNS["remark"], remark) is not None
+
+
+def _is_unit(column: str, unit: str) -> bool:
+    """Return True if the word after a number in a cell is a unit of the column."""
+    if not unit:
+        return True
+    known = PATTERNS["unit"] if column == "hours" else CELL_UNITS.get(column, "(?!)")
+    return re.fullmatch(known, unit, re.IGNORECASE) is not None
 
 
 def _share(header: Header, plain: str) -> float:
@@ -416,7 +451,7 @@ def _share(header: Header, plain: str) -> float:
 
 def _plain_number(text: str) -> float:
     try:
-        return float(text[:40])
+        return float(text) if len(text) <= MOST_DIGITS else math.nan
     except ValueError:
         return math.nan
 
@@ -437,9 +472,13 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     }
     rows, unread = _type_cells(cells, headers, texts, metric)
     is_own = {*cells.header} >= OWN_COLUMNS
-    _read_states(rows, texts, _measured_column(rows, headers, metric))
+    measured = _measured_column(rows, headers, metric)
+    words, state_titles = _words_of_states(cells)
+    _read_states(rows, words, texts, measured)
     sizes, reasons = _read_batch_sizes(rows, headers, texts)
     rows["batch_size"] = sizes
+    if measured:
+        _find_unread_losses(rows, reasons, texts[measured], measured)
     for place, stage in enumerate(rows["stage"]):
         if stage not in ("", "report", "tune"):
             reasons[place] = reasons[place] or "its stage is neither report nor tune"
@@ -451,7 +490,7 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         if reason
     ]
     rows.index = pd.Index(cells.numbers, dtype=int)
-    known = {header.title for header in headers.values()} | {*ambiguous}
+    known = {header.title for header in headers.values()} | {*ambiguous, *state_titles}
     ignored = [
         title
         for place, title in enumerate(cells.header)
@@ -516,6 +555,8 @@ def _remarks(rows: pd.DataFrame, headers: Mapping[str, Header]) -> list[str]:
     valid = headers.get("final_valid_loss")
     if valid and "test" in valid.words.split():
         remarks.append(f"The validation loss is that of the column {short_text(valid.title)}")
+    if not any(name in headers for name in LOSSES):
+        remarks.append("No column of losses is read")
     size = headers.get("batch_size")
     if size and _is_in_tokens(size) and rows["context_length"].isna().any():
         remarks.append("Batch sizes are in tokens, because the context length is missing")
@@ -542,28 +583,57 @@ def _measured_column(rows: pd.DataFrame, headers: Mapping[str, Header], metric: 
     return next((name for name in LOSSES if rows[name].notna().any()), None)
 
 
-def _read_states(rows: pd.DataFrame, texts: Mapping[str, list[str]], measured: str | None) -> None:
-    """Add state, cause, is_failed, has_diverged and is_out_of_memory; complete `status`.
+def _words_of_states(cells: TextTable) -> tuple[list[list[str]], list[str]]:
+    """Return what each row says about how it ended, and the headers of these columns."""
+    words: list[list[str]] = [[] for _ in cells.rows]
+    titles: list[str] = []
+    for index, title in enumerate(cells.header):
+        match = _match(title)
+        if match is None or match[0] not in STATES:
+            continue
+        titles.append(title)
+        for row, row_words in zip(cells.rows, words, strict=True):
+            text = row[index].strip()
+            if match[0] in FLAGS:
+                text = _word_of_flag(match[0], title, text)
+            if text:
+                row_words.append(text)
+    return words, titles
 
-    A word that is not known is no success.
+
+def _word_of_flag(column: str, title: str, text: str) -> str:
+    """Return the word of success or failure that a cell of true or false means."""
+    if re.fullmatch(PATTERNS["true"], text):
+        return "finished" if column == "success" else f"failed ({title})"
+    if re.fullmatch(PATTERNS["false"], text):
+        return "" if column == "failure" or not text else f"not {title}"
+    return text
+
+
+def _read_states(
+    rows: pd.DataFrame,
+    words: Sequence[list[str]],
+    texts: Mapping[str, list[str]],
+    measured: str | None,
+) -> None:
+    """Add status, state, cause, is_failed, has_diverged and is_out_of_memory.
+
+    A row has a result if all words about it are words of success, or if there are none. `status`
+    has its words.
     """
-    complete = str(State.COMPLETE), ""
-    statuses = [str(text) for text in rows["status"]]
-    if "cause" in rows:
-        causes = [str(cause) for cause in rows["cause"]]
-        statuses = [f"{a} {b}".strip() for a, b in zip(statuses, causes, strict=True)]
-    outcomes = [read_state(status) for status in statuses]
-    if complete not in outcomes:  # the column names failures only, or is missing
-        outcomes = [read_state(status) if status else complete for status in statuses]
     losses = [name for name in dict.fromkeys([*LOSSES, measured or LOSSES[0]]) if name in texts]
-    for name in losses:
-        for place, text in enumerate(texts[name]):
-            if not re.search(PATTERNS["failed"], text):
-                continue
-            if outcomes[place][0] in (State.COMPLETE, State.FAILED):
-                outcomes[place] = read_state(text)
-            if text.lower() not in statuses[place].lower().split():
-                statuses[place] = f"{statuses[place]} {text}".strip()
+    outcomes: list[tuple[str, str]] = []
+    statuses: list[str] = []
+    for place, row_words in enumerate(words):
+        every = list(row_words)
+        if "cause" in rows and rows["cause"][place]:
+            every.append(str(rows["cause"][place]))
+        ended = [read_state(word) for word in every]
+        if all(state in (State.COMPLETE, State.FAILED) for state, _ in ended):  # a final loss
+            spoilt = [texts[name][place] for name in losses]
+            every += [text for text in spoilt if re.search(PATTERNS["failed"], text)]
+        outcomes.append(_worst([read_state(word) for word in every]))
+        statuses.append(" ".join(dict.fromkeys(every)))
     rows["status"] = statuses
     rows["state"] = [state for state, _ in outcomes]
     rows["cause"] = [cause for _, cause in outcomes]
@@ -575,14 +645,21 @@ def _read_states(rows: pd.DataFrame, texts: Mapping[str, list[str]], measured: s
         rows[name] = rows[name].where(is_complete)
 
 
+def _worst(outcomes: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return the state and cause of a row: that of a success only if all of its words are."""
+    bad = [outcome for outcome in outcomes if outcome[0] != State.COMPLETE]
+    for cause in (Cause.DIVERGED, Cause.OUT_OF_MEMORY):
+        if (str(State.FAILED), str(cause)) in bad:
+            return str(State.FAILED), str(cause)
+    return bad[0] if bad else (str(State.COMPLETE), "")
+
+
 def read_state(text: str) -> tuple[str, str]:
-    """Return state and cause of a row for the words of its status; `unknown` for other words."""
+    """Return state and cause for the words of a status; `unknown` for words that are not known."""
+    if re.fullmatch(SUCCEEDED, text):
+        return str(State.COMPLETE), ""
     if re.search(PATTERNS["diverged"], text):
         return str(State.FAILED), str(Cause.DIVERGED)
-    if success := re.match(PATTERNS["succeeded"], text):
-        rest = text[success.end() :]
-        if not re.search(PATTERNS["stopped"], rest):
-            return str(State.COMPLETE), ""
     if re.search(PATTERNS["out_of_memory"], text):
         return str(State.FAILED), str(Cause.OUT_OF_MEMORY)
     if re.search(PATTERNS["pruned"], text):
@@ -608,14 +685,27 @@ def _read_batch_sizes(
     is_total = header is not None and header.rank == 0
     given = {name: headers[name].title for name in PARTS if name in headers}
     parts = rows[list(given)].to_dict("records")
+    several = [_why_several(row, headers) for row in rows[["nodes", "hardware"]].to_dict("records")]
     known, reasons = list[float](), list[str]()
-    for cell, size, factors in zip(cells, sizes, parts, strict=True):
+    for cell, size, factors, other in zip(cells, sizes, parts, several, strict=True):
         if not cell and len(given) == len(PARTS):
             size = math.prod(factors.values())
         reason = _why_unknown(size, cell, factors, given, is_total)
+        if other and not is_total and "microbatch_size" not in given:
+            reason = reason or f"batch size {size:g} may be that of one device, next to {other}"
         known.append(math.nan if reason else size)
         reasons.append(reason)
     return known, reasons
+
+
+def _why_several(row: Mapping[Hashable, Any], headers: Mapping[str, Header]) -> str:
+    """Return the cell that says that several devices or machines took part; "" if none does."""
+    if "nodes" in headers and row["nodes"] != 1:
+        return f"{short_text(headers['nodes'].title)} {row['nodes']:g}"
+    count = re.search(PATTERNS["several"], str(row["hardware"]))
+    if count and int(count[1] or count[2]) > 1:
+        return f"{short_text(headers['hardware'].title)} {short_text(str(row['hardware']))}"
+    return ""
 
 
 def _why_unknown(
@@ -665,6 +755,17 @@ def _sequences(text: str, unit: str, tokens: float, context: float) -> float:
     powers = [size for size in whole if math.log2(size) % 1 == 0]
     chosen = whole if len(whole) == 1 else powers
     return chosen[0] if len(chosen) == 1 else math.nan
+
+
+def _find_unread_losses(
+    rows: pd.DataFrame, reasons: list[str], cells: Sequence[str], measured: str
+) -> None:
+    """Leave out rows whose loss is not read: that is no failure of the training."""
+    for place, cell in enumerate(cells):
+        is_missing = re.fullmatch(PATTERNS["missing"], cell)
+        is_complete = rows["state"][place] == State.COMPLETE
+        if is_complete and math.isnan(rows[measured][place]) and not is_missing:
+            reasons[place] = reasons[place] or f"its loss {short_text(cell)} is not read"
 
 
 def _find_repetitions(rows: pd.DataFrame, reasons: list[str], cells: TextTable) -> None:

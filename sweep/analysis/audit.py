@@ -61,4 +61,6 @@ def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Che
         label = ", ".join(short_text(f"{table.titles[name]} {value}") for name, value in pairs)
         # What these columns hold is judged in a trials.csv only.
         part = part.drop(columns=["policy", "cause"])
+        if "epochs" not in table.titles:
+            part = part.drop(columns="epochs")
         yield label, check_rows(prepare(part, is_own=False))

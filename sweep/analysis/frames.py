@@ -29,6 +29,7 @@ COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
 MAX_TABLE_BYTES = 1 << 25
 MAX_HEADER_BYTES = 1 << 16
+MOST_DIGITS = 40  # characters of a number in a table
 NUMBERS = ("float64", "int64")
 MISSING_CURVES = (
     "curves.csv is missing. Without it, this report has no curves, no gradient noise scale, and of "
@@ -218,8 +219,9 @@ def _of_whole_file(error: Exception, path: Path) -> Exception:
 
 def to_numbers(values: pd.Series) -> pd.Series:
     """Convert a column to floats; NaN if a cell is no number, or infinite and no loss."""
-    # to_numeric raises on very long integers
-    numbers = pd.to_numeric(values.astype(str).str[:40], errors="coerce").astype(float)
+    texts = values.astype(str)
+    texts = texts.where(texts.str.len() <= MOST_DIGITS, "")  # to_numeric raises on long integers
+    numbers = pd.to_numeric(texts, errors="coerce").astype(float)
     is_loss = values.name not in TRIAL_COLUMNS or str(values.name).endswith("_loss")
     return numbers if is_loss else numbers.where(np.isfinite(numbers))
 

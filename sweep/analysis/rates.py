@@ -27,6 +27,11 @@ class TunedRate:
         """Whether the best rate has worse ones on both sides; a diverged trial is worse."""
         return bool(np.isfinite(self.points.ends).all())
 
+    def covers(self, rate: float) -> bool:
+        """Return True if a rate lies among those tried, so that the curve says what it costs."""
+        tried = self.trials["learning_rate"]
+        return bool(tried.min() * (1 - 1e-9) <= rate <= tried.max() * (1 + 1e-9))
+
     @property
     def best(self) -> float | None:
         """The measured rate with the least loss, the lowest of equal ones; None without a loss."""

@@ -210,7 +210,11 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
     else:
         trials = trials.assign(final_valid_loss=compared.sign * trials[metric], target=math.nan)
     result = leading(judge_trials(trials.reindex(columns=list(frames.TRIAL_COLUMNS)), compared))
-    return result.answer if result else None
+    made = result.answer if result else None
+    if made and unit not in ("", "nats") and tolerance is None and not table.is_own:
+        reason = f"The tolerance of {compared.tolerance:g} is not known to suit the unit {unit}."
+        made = replace(made, provisional=True, reasons=[*made.reasons, reason])
+    return made
 
 
 def _trials_of(table: Table) -> pd.DataFrame:
@@ -229,7 +233,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
         raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
     if table.left_out:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
-    for name in ("model", "dataset", "schedule"):
+    for name in ("model", "model_size", "dataset", "schedule"):
         if table.rows[name].nunique() > 1:
             values = short_text(", ".join(sorted({*table.rows[name]})))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
@@ -241,6 +245,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
     rules = {
         "stage must be report or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
+        "state must be given": table.rows["status"] != "",
         "seed must be given": is_tuning | trials["seed"].notna(),
         "has_looks must be True, False or empty": trials["has_looks"].isin(["True", "False", None]),
         "learning_rate must be a positive number": trials["learning_rate"] > 0,
@@ -253,9 +258,10 @@ def _trials_of(table: Table) -> pd.DataFrame:
             is_tuning | ~trials.duplicated([*keys, "seed"])
         ),
         "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
+        "epochs must be the same in all rows": table.is_own or trials["epochs"].nunique() <= 1,
     }
     for rule, is_met in rules.items():
-        is_broken = pd.Series(~np.asarray(is_met, bool), trials.index)
+        is_broken = pd.Series(~np.asarray(is_met, dtype=bool), trials.index)
         if is_broken.any():
             value = trials.loc[is_broken, rule.partition(" ")[0]].iloc[0]
             where = f"{table.unit} {is_broken.idxmax()}"
@@ -338,12 +344,21 @@ def judge_trials(
     return [result for results in decided for result in results]
 
 
+def _rates_of_reports(
+    results: list[PolicyResult], reports: pd.DataFrame
+) -> dict[tuple[str, int], TunedRate]:
+    """Return the tuned rates by label and batch size, if the reporting trials used one of them."""
+    used = reports.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
+    rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
+    return {cell: rate for cell, rate in rates.items() if rate.covers(used.get(cell, math.nan))}
+
+
 def _decide_policy(
     results: list[PolicyResult], reports: pd.DataFrame, objective: Objective, about: dict[str, Any]
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     reports = reports[reports["label"].isin([result.label for result in results])]
-    rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
+    rates = _rates_of_reports(results, reports)
     if (decided := decide_trials(reports, rates)) is None:
         return results
     (cells, made), answered = decided, []

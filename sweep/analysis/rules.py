@@ -80,7 +80,7 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
     has_loss = bool(rows["loss"].notna().any())
     rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
     rows["is_failed"] |= has_loss & rows["loss"].isna()
-    ended_early = ("token_budget", "steps") if is_own else ()
+    ended_early = ("token_budget", "steps", "epochs") if is_own else ()
     settings = [name for name in SETTINGS if name in rows and name not in ended_early]
     if is_own and not has_target:
         settings.append("token_budget")
@@ -209,17 +209,27 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if len(sizes) < 2:
         return None
     text = f"The learning rate is {_range(rows, rows['learning_rate'])}."
-    untuned = _untuned_sizes(rows) if table.is_own else _sizes_of_shared_rate(rows)
+    untuned = _untuned_sizes(table, rows) if table.is_own else _sizes_of_shared_rate(rows)
     if not untuned:
         return (), text
+    if any(rate.batch_size in untuned for rate in table.rates):
+        text += " Some reporting trials have a rate outside of those tried at their batch size."
     return untuned, f"{text} A worse result may only show that the rate suits a batch size less."
 
 
-def _untuned_sizes(rows: pd.DataFrame) -> list[float]:
-    """Return the batch sizes without tuning trials at several rates, whatever the policy's name."""
-    tuning = rows[rows["stage"] == "tune"]
-    rates = tuning.groupby("batch_size")["learning_rate"].nunique()
-    return sorted({*rows["batch_size"]} - {*rates.index[rates > 1]})
+def _untuned_sizes(table: TrialTable, rows: pd.DataFrame) -> list[float]:
+    """Return the batch sizes whose rate does not come from tuning trials at several rates.
+
+    The policy's name does not matter. A rate outside of those tried was not tuned either.
+    """
+    is_tuning = rows["stage"] == "tune"
+    counts = rows[is_tuning].groupby("batch_size")["learning_rate"].nunique()
+    untuned = {*rows["batch_size"]} - {*counts.index[counts > 1]}
+    used = rows[~is_tuning].groupby("batch_size")["learning_rate"].first()
+    for rate in table.rates:
+        if rate.batch_size in used and not rate.covers(float(used[rate.batch_size])):
+            untuned.add(rate.batch_size)
+    return sorted(untuned)
 
 
 def _sizes_of_shared_rate(rows: pd.DataFrame) -> list[float]:

@@ -131,7 +131,7 @@ def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written)
         (lambda t: t.assign(policy=None), "policy must be a name"),
         (
             lambda t: t.assign(batch_size=t["batch_size"] / 4),
-            "row 0 .batch size 0.5 is no positive whole number",
+            "got 0.5 .batch_size, row 0",
         ),
         (lambda t: t.assign(learning_rate=0.0), "got 0.0 .learning_rate, row 0"),
         (

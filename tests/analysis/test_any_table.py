@@ -65,7 +65,11 @@ HEADERS = [
     ("num_gpus", "devices"),
     ("world_size", "devices"),
     ("num_workers", None),
-    ("GPU", None),
+    ("GPU", "hardware"),
+    ("accum_iter", "gradient_accumulation_steps"),
+    ("update_freq", "gradient_accumulation_steps"),
+    ("step", None),
+    ("Params", "model_size"),
     ("cores", None),
     ("Test accuracy", None),
     ("Model", "model"),
@@ -171,13 +175,115 @@ def test_only_words_of_success_are_results(word, state):
     assert read_state(word)[0] == state
 
 
-@given(st.text(max_size=20))
-def test_an_unknown_word_is_no_success(word):
-    state, _ = read_state(word)
-    known = re.match(
-        r"[\s*_`(]*(ok|done|complete|success|succeeded|finished|passed|[✓✔✅])", word, re.I
-    )
-    assert state != State.COMPLETE or known
+SUCCESSES = {"ok", "okay", "done", "complete", "completed", "success", "successful"}
+SUCCESSES |= {"successfully", "succeeded", "finished", "passed"}
+REMARKS = {"trialstate", "best", "final", "ours", "full", "no", "oom", "error", "errors", "after"}
+REMARKS |= {"crash", "crashes", "restart", "restarts", "retry", "retries", "resume", "resumes"}
+KNOWN_WORDS = SUCCESSES | REMARKS | {"attempt", "attempts"}
+WORDS = st.sampled_from([*sorted(KNOWN_WORDS), "crashed", "pct", "False", "10", "3/10", "?", "✗"])
+
+
+@given(st.lists(WORDS, max_size=4).map(" ".join) | st.text(max_size=20))
+def test_a_success_has_words_of_success_only(text):
+    if read_state(text)[0] == State.COMPLETE:
+        words = {*re.findall(r"[^\W\d_]+", text.lower())}
+        assert words <= KNOWN_WORDS and "?" not in text and "✗" not in text
+        assert words & SUCCESSES or {*text} & {*"✓✔✅"}
+
+
+STATES = [
+    (["state", "status"], ["COMPLETE", "crashed"]),
+    (["State", "Run status"], ["finished", "preempted"]),
+    (["State", "Crashed"], ["finished", "True"]),
+    (["State", "finished"], ["finished", "no"]),
+    (["status", "OOM"], ["ok", "1"]),
+    (["status", "diverged"], ["ok", "maybe"]),
+]
+
+
+@pytest.mark.parametrize(("titles", "cells"), STATES)
+def test_every_column_that_tells_how_a_row_ended_counts(titles, cells):
+    table = read(["batch_size", "val_loss", *titles], [["8", "1.5", *cells]])
+    assert table.rows["is_failed"].all() and table.rows["final_valid_loss"].isna().all()
+
+
+NOT_NUMBERS = [
+    ("batch_size", ["4*32", "8~16", "32_64", "~~32~~", "128 tokens", "256 MB", "512 ms", "1.3B"]),
+    ("batch_size", ["32k", "16 (diverged)", "24 (crashed)", "40 (OOM)"]),
+    ("steps", ["5k epochs", "10 min", "1.5", "100 (of 500)"]),
+    ("tokens", ["1 GB", "3 epochs", "5 GiB"]),
+    ("warmup_steps", ["2 epochs", "0.1", "1%"]),
+    ("val_loss", ["2 ppl", "2 acc", "2 bpc", "~~2.0~~", "1.5 (epoch 3)", "1.5 (train 1.2)"]),
+    ("lr", ["1e-3 (min)", "1e-3 decay", "1e-3 → 1e-5"]),
+    ("Time (h)", ["3 months", "2 h (per epoch)", "2 epochs"]),
+    ("vram", ["12000 MiB", "24 GB"]),
+    ("final_valid_loss", ["1." + "2" * 50 + "e-3"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("title", "cell"), [(title, cell) for title, cells in NOT_NUMBERS for cell in cells]
+)
+def test_a_cell_with_another_unit_or_remark_is_not_read_and_is_named(title, cell):
+    header, row = ["batch_size", title], ["8", cell]
+    if title == "batch_size":
+        header, row = ["batch_size"], [cell]
+    table = read(header, [row])
+    (column,) = {*table.titles} - ({"batch_size"} if title != "batch_size" else set())
+    assert table.rows[column].isna().all()
+    assert any(cell[:20] in text for text in (*table.unread, *table.left_out))
+
+
+@pytest.mark.parametrize(("cell", "size"), [("**32**", 32), ("`8`", 8), ("~3", 3), ("1_024", 1024)])
+def test_emphasis_around_a_number_changes_nothing(cell, size):
+    assert read(["B"], [[cell]]).rows["batch_size"].to_list() == [size]
+
+
+ACCUMULATION = ["accum_iter", "update_freq", "grad_accum_every", "accumulate_grad_batches"]
+
+
+@pytest.mark.parametrize("title", [*ACCUMULATION, "nodes", "dp_size", "num_replicas"])
+def test_a_batch_size_next_to_any_number_of_parts_is_not_known(title):
+    table = read(["batch_size", title], [["8", "4"], ["16", "1"]])
+    assert table.rows["batch_size"].to_list() == [16] and len(table.left_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_known"), [("8×A100", False), ("A100 x8", False), ("A100", True)]
+)
+def test_a_number_of_gpus_in_their_name_counts(cell, is_known):
+    assert len(read(["batch_size", "Hardware"], [["8", cell]]).rows) == is_known
+
+
+def test_a_row_whose_loss_is_not_read_has_not_failed():
+    body = [["8", "1.5"], ["16", "<b>1.4</b>"], ["32", "NaN"], ["64", ""]]
+    table = read(["B", "Val loss"], body)
+    assert table.counts == {"with_result": 1, "failed": 2, "left_out": 1}
+
+
+def test_two_validation_losses_are_not_chosen_between():
+    table = read(["B", "val/loss", "eval/loss"], [["8", "1.5", "1.6"], ["16", "1.6", "1.5"]])
+    assert table.rows["final_valid_loss"].isna().all() and len(table.ambiguous) == 2
+    table = read(["B", "val_loss", "val_loss.1"], [["8", "1.5", "1.6"]])
+    assert len(table.ambiguous) == 2
+
+
+def test_a_table_without_a_loss_says_so():
+    assert "No column of losses is read." in read(["B", "Accuracy"], [["8", "0.5"]]).notes
+
+
+@pytest.mark.parametrize(
+    "title", ["Val Loss (mean)", "Val loss (mean ± std)", "Val loss [nats/token]", "val loss"]
+)
+def test_a_mean_loss_is_a_loss(title):
+    assert read(["B", title], [["8", "1.5 ± 0.1"]]).rows["final_valid_loss"].to_list() == [1.5]
+
+
+def test_points_of_a_curve_are_not_trainings():
+    points = [("100", "1.7"), ("200", "1.5")]
+    body = [[b, "1e-3", step, loss] for b in "48" for step, loss in points]
+    table = read(["B", "lr", "Step", "Val Loss"], body)
+    assert len(table.rows) == 0 and len(table.left_out) == 4
 
 
 def test_rows_that_nothing_tells_apart_are_not_averaged():
@@ -323,7 +429,7 @@ def test_a_row_more_changes_no_finding_about_other_batch_sizes(
 
 REPORTS = pd.DataFrame(
     [
-        {"batch_size": b, "seed": s, "val_loss": 1.5 + k / 10 + s / 1000}
+        {"batch_size": b, "seed": s, "val_loss": 1.5 + k / 10 + (7 * k + 3 * s) % 5 / 5000}
         for k, b in enumerate(SIZES)
         for s in range(3)
     ]
@@ -349,13 +455,61 @@ def test_neither_names_nor_rates_that_differ_make_a_policy_tuned(name, rates):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.text(max_size=12))
+@given(st.text(max_size=12) | st.sampled_from(["finished (crashed)", "completed 50 pct", "ok?"]))
 def test_a_state_that_is_not_known_only_weakens(word):
     trials = REPORTS.copy()
     trials.loc[trials.index[-1], "state"] = word
-    answer = sweep.answer(trials, "val_loss")
-    if read_state(word.strip())[0] != State.COMPLETE:
-        assert answer[64].seeds == 2 and answer.provisional
+    words = {*re.findall(r"[^\W\d_]+", word.lower())}
+    if (words and words <= KNOWN_WORDS) or {*word} & {*"✓✔✅"}:
+        return  # it may be a success
+    try:
+        answer = sweep.answer(trials, "val_loss")
+    except SweepError:
+        return
+    assert answer[64].seeds == 2 and answer.provisional
+
+
+TUNED = pd.concat(
+    [REPORTS]
+    + [
+        REPORTS[REPORTS["seed"] == 0]
+        .assign(stage="tune", seed=1000, learning_rate=1e-3 * 2.0**k)
+        .assign(val_loss=lambda trials, k=k: trials["val_loss"] + 0.1 * (k * 0.69) ** 2)
+        for k in (-1, 0, 1)
+    ],
+    ignore_index=True,
+).rename(columns={"val_loss": "final_valid_loss"})
+
+
+def test_a_rate_outside_of_those_tried_was_not_tuned():
+    assert not sweep.answer(TUNED).provisional
+    is_it = (TUNED["batch_size"] == 8) & (TUNED["stage"] == "report")
+    for rate in (8e-3, 1e-5):
+        trials = TUNED.copy()
+        trials.loc[is_it, "learning_rate"] = rate
+        trials.loc[is_it, "final_valid_loss"] += 1.0
+        answer = sweep.answer(trials)
+        assert answer.provisional and answer.recommended != 8
+        assert any("outside of those tried" in reason for reason in answer.reasons)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"loss_unit": "furlongs"}, "furlongs"),
+        ({"steps": 100, "tokens_per_sequence": 64}, "Steps: 100"),
+        ({"tokens": TUNED["batch_size"] * 1000}, "tokens"),
+    ],
+)
+def test_what_is_unknown_or_unequal_makes_an_answer_provisional(change, says):
+    answer = sweep.answer(TUNED.assign(**change))
+    assert answer.provisional and says in " ".join(answer.reasons)
+
+
+@pytest.mark.parametrize("change", [{"n_layer": [4, 8] * 12}, {"epochs": [1, 2] * 12}])
+def test_rows_of_other_models_or_epochs_are_refused(change):
+    with pytest.raises(SweepError, match="must be the same in all rows"):
+        sweep.answer(TUNED.assign(**change))
 
 
 @pytest.mark.parametrize("stage", ["report", "tune"])
