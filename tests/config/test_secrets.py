@@ -2,8 +2,11 @@
 
 import re
 import shlex
+import string
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sweep.config.experiment import load_experiment
 from sweep.config.secrets import refuse_secrets
@@ -33,6 +36,29 @@ PLAIN = "sh -c 'true {batch_size} {learning_rate} {seed} {steps}'"
         "true --db postgresql://user:Vq9@host/db",
         "true --whatever hf_Vq9aaaaaaaaaaaaaaaaa",
         "true --password 'Vq9 without an end",
+        "env PGPASSWORD=Vq9 true",
+        "env PGPASSWORD=1234 true",
+        "env WANDBKEY=Vq true",
+        "env API_KEYS=Vq9,b true",
+        "env API_KEY_2=Vq9 true",
+        "env MYSQL_PWD=Vq9 true",
+        "env DB_PASS=Vq9 true",
+        "env GITHUB_PAT=Vq9 true",
+        "env INPUT_API_KEY=Vq9 true",
+        "env API_KEY_VALUE=Vq9 true",
+        "sbatch --export=HF_TOKEN=Vq9 job.sh",
+        "docker run --env=MY_SECRET=Vq9 image",
+        "true --mysecrets Vq9",
+        "true --db-passwords Vq9",
+        "true --pw Vq9 --lr 1",
+        "true --pass Vq9",
+        "true --auth me:Vq9",
+        "true --url 'https://host/x?a=1&access_token=Vq9'",
+        "git clone https://Vq9aaaaaaaaaaaaaaaaaaaa@host/x",
+        "git clone https://Vq9aaaaaaaaaaaaaaaaaaaa:@host/x",
+        "curl https://hooks.slack.com/services/T0/B0/Vq9",
+        "curl https://discord.com/api/webhooks/1/Vq9",
+        "env MY_API_KEYs=Vq9 true",
     ],
 )
 def test_a_secret_is_refused_by_name_and_not_shown(words):
@@ -54,6 +80,14 @@ def test_a_secret_is_refused_by_name_and_not_shown(words):
         "true --password-file /run/secrets/x --secret-name x",
         "true --tokens {tokens} --token {seed}",
         "true --url https://host/x?version=2",
+        "true --tokenizer-name bpe --tokenize words --keyboard us --keywords a --hotkey F5",
+        "true --max_new_tokens all --num-tokens 64k --tokens-per-x 4k --n-tokens all --turkey b",
+        "true --key_value_heads few --keep all --bypass x --compass north --author me --path x",
+        "true --special-tokens chat --mask_token M --cls-token C --image-token I --dataset-key d",
+        "true --secretary x --passwordless y --key-size large --patience 3 --passes 2 --pattern x",
+        "env TOKENS=64k KEY_FILE=/run/x TOKEN_PATH=/run/y EOS_TOKEN=E MAX_TOKENS=all true",
+        "git clone https://$TOKEN@host/x ssh://git@host/x",
+        "curl https://hooks.slack.com/services/$HOOK",
         "true --db postgresql://user@host/db --other postgresql://user:$PASSWORD@host/db",
     ],
 )
@@ -66,6 +100,53 @@ def test_a_key_of_unknown_kind_with_a_plain_word_is_allowed_with_a_warning(caplo
     refuse_secrets("true --my-key accuracy")
     (record,) = caplog.records
     assert "my-key" in record.getMessage() and "accuracy" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env TOKENS=Vq true",
+        "env TEXT_KEY=Vq true",
+        "env INPUT_TOKEN=Vq true",
+        "env DBPASS_X_KEYS=Vq true",
+        "env FORWARD_PASS=77 true",
+        "env PWD=/Vq true",
+        "true --access-key-id AKIAVq",
+        "true --secret-id Vq",
+        "true --wandbkey Vq",
+        "true --pw Vq",
+        "true --pass Vq",
+        "true --pwd Vq",
+        "true --auth Vq",
+        "true --oauth Vq",
+        "true --dbpass Vq",
+        "true --keys Vq,b",
+        "true --token-kind Vq",
+        "true --token-tokenizer Vq",
+        "true --dataset-token Vq",
+        "git clone https://Vq@host/x",
+    ],
+)
+def test_a_name_that_contains_a_word_for_secrets_gets_one_warning(words, caplog):
+    refuse_secrets(words)
+    (record,) = caplog.records
+    assert "Vq" not in record.getMessage() and "77" not in record.getMessage()
+
+
+SECRET_WORDS = st.sampled_from(["key", "token", "secret", "password"])
+NAME_PARTS = st.text(string.ascii_lowercase + "_", max_size=6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(NAME_PARTS, SECRET_WORDS, st.booleans(), st.sampled_from(["env {}=Vqx", "true --{} Vqx"]))
+def test_a_word_for_secrets_at_the_end_of_any_name_is_seen(caplog, start, word, is_upper, form):
+    caplog.clear()
+    name = f"x{start}q{word}"
+    try:
+        refuse_secrets(form.format(name.upper() if is_upper else name))
+    except SweepError:
+        return
+    assert len(caplog.records) == 1
 
 
 def test_an_experiment_with_a_secret_is_refused_before_it_is_planned():
