@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from sweep.analysis.frames import read_csv
 from sweep.cli import main
 from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.metrics import check_metric_name
 from sweep.config.models import model_preset
+from sweep.config.numbers import parse_batches
 from sweep.config.settings import settings_of
 from sweep.config.trial import Execution, Services
 from sweep.errors import MOST_CHARACTERS, CorruptFile, SweepError, cut, describe_error, shorten
+from sweep.tracking.addresses import check_tracking_uri
 from sweep.trial.files import read_json, read_metrics, seal, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
@@ -151,6 +154,41 @@ def test_no_option_is_repeated_with_more_than_200_characters(refuse, kind):
 def test_no_word_is_repeated_with_more_than_200_characters(refuse, words, kind):
     message = refuse(*(word.format(LONG[kind]) for word in words))
     assert echoed(message, LONG[kind]) <= MOST_CHARACTERS, message
+
+
+@pytest.mark.parametrize("start", ["", "./", "../work/", "absolute"])
+def test_a_path_of_words_within_a_given_folder_is_cut(refuse, tmp_path, start):
+    words = WORDS[:239]
+    folder = tmp_path / "work/some tables"
+    folder.mkdir()
+    path = folder / f"{words}.csv"
+    path.write_text("batch_size,loss\n1,2\n1,2,3\n")
+    word = str(folder) if start == "absolute" else f"{start}some tables"
+    message = refuse("audit", word)
+    assert "line 3" in message and message.rstrip().endswith("header.")
+    assert words[:30] in message and ".csv" in message
+    assert repeated(message, f"{word}/{path.name}") <= MOST_CHARACTERS
+
+
+def test_a_path_of_words_in_the_working_directory_is_cut(refuse, tmp_path):
+    words = WORDS[:239]
+    (tmp_path / f"work/{words}").mkdir()
+    (tmp_path / f"work/{words}/{words}.csv").write_text("batch_size,loss\n1,2\n1,2,3\n")
+    for folder in (".", words):
+        message = refuse("audit", folder)
+        assert repeated(message, f"{words}/{words}.csv") <= MOST_CHARACTERS, message
+
+
+def test_a_shortened_value_keeps_its_end_and_says_that_it_is_shortened():
+    for call, value in (
+        (parse_batches, ",".join(["7"] * 300)),
+        (check_metric_name, f"valid/{'x y' * 200}end"),
+        (check_tracking_uri, f"ftp://{'xy' * 200}end"),
+    ):
+        with pytest.raises(SweepError) as raised:
+            call(value)
+        assert " … " in str(raised.value) and f"{value[-20:]}'" in str(raised.value)
+        assert echoed(str(raised.value), value) <= MOST_CHARACTERS
 
 
 def test_many_short_words_are_cut_too(refuse):

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,24 @@ def main() -> None:
 
 def _without_long_inputs(line: str) -> str:
     """Cut the long inputs of a message: words of the command line, variables, and quoted texts."""
-    words = [part for word in sys.argv for part in (word, *word.partition("="))]
-    for given in sorted({*words, *os.environ.values()}, key=len, reverse=True):
+    words = {part for word in sys.argv for part in (word, *word.partition("="))}
+    folders = {word for word in (".", *words) if os.path.isdir(word)}
+    folders |= {os.path.realpath(folder) for folder in folders}
+    paths = (path for folder in folders for path in _paths_below(folder, line))
+    for given in sorted({*words, *os.environ.values(), *paths}, key=len, reverse=True):
         text = " ".join(given.split())
         if len(text) > MOST_CHARACTERS:
             line = line.replace(text, cut(text))
     return shorten(line)
+
+
+def _paths_below(folder: str, line: str) -> Iterator[str]:
+    """Yield the paths in a folder that a message contains, whose spaces hide where they end."""
+    for parent, folders, files in os.walk(folder):
+        paths = {name: os.path.normpath(os.path.join(parent, name)) for name in folders + files}
+        named = {name: path for name, path in paths.items() if " ".join(path.split()) in line}
+        folders[:] = [name for name in folders if name in named]
+        yield from named.values()
 
 
 def _explain(error: Exception) -> tuple[str, int]:
