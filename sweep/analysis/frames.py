@@ -19,7 +19,7 @@ from sweep.config import read_toml
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
-from sweep.errors import CorruptFile, SweepError, printable, reason_of
+from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
@@ -328,7 +328,7 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     if status.cause:
         record |= {
             "cause": str(status.cause),
-            "message": status.message[:MESSAGE_CHARACTERS] or None,
+            "message": cut(status.message, MESSAGE_CHARACTERS) or None,
         }
     if status.microbatch_size:
         record["microbatch_size"] = status.microbatch_size

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sweep.analysis.any_table import LOSSES, SETTINGS
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
+from sweep.errors import cut
 from sweep.plan.plan import LEAST_SEEDS
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
@@ -383,7 +384,8 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     lost = rows[rows["is_failed"] & (rows["is_out_of_memory"] | is_needed)]
     if table.is_own:  # running the same command again would not train them: see `diverged`
         lost = lost[~lost["has_diverged"]]
-    reasons = dict(zip(lost["batch_size"], lost["status"].str[:40], strict=True))
+    statuses = zip(lost["batch_size"], lost["status"], strict=True)
+    reasons = {size: cut(status, 40) for size, status in statuses}
     undecided = set(table.rows["batch_size"]) - set(rows["batch_size"])
     reasons |= dict.fromkeys(undecided, "no rate decided yet")
     listed = [f"{size:g} ({reason or 'no loss'})" for size, reason in reasons.items()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from sweep.errors import did_you_mean, printable
+from sweep.errors import cut, did_you_mean, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ class SettingsCommand(click.Command):
         for variable in sorted(os.environ.keys() - of_run - own):
             if variable.startswith(prefixes):
                 hint = did_you_mean(variable, of_run | own) or "Correct it, or unset it."
-                sentences.append(f"{printable(variable[:100])} is the variable of no flag. {hint}")
+                sentences.append(f"{printable(cut(variable))} is the variable of no flag. {hint}")
         return sentences
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -22,7 +22,7 @@ def check_metric_name(name: str) -> None:
         return
     rule = f"names of letters, digits and _ . -, with / between parts, up to {MOST_CHARACTERS}"
     remedy = "Rename it, for example valid/accuracy"
-    raise SweepError(f"metrics must have {rule}, got {name[:MOST_CHARACTERS]!r}. {remedy}.")
+    raise SweepError(f"metrics must have {rule}, got {name!r}. {remedy}.")
 
 
 def check_reported_name(name: str) -> None:

@@ -45,7 +45,7 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
     sizes = sorted(parse_count(item, "batches: each batch size") for item in items)
     if not 0 < len(sizes) <= MOST_BATCHES or len({*sizes}) < len(sizes):
         expected = f"name each batch size once, and at most {MOST_BATCHES}"
-        raise SweepError(f"batches must {expected}, got {str(text)[:200]!r}. Write 1,8,32.")
+        raise SweepError(f"batches must {expected}, got {str(text)!r}. Write 1,8,32.")
     return tuple(sizes)
 
 

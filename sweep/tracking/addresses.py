@@ -29,7 +29,7 @@ def sqlite_address(path: Path) -> str:
     file = path.absolute()
     address = URL.create("sqlite", database=str(file)).render_as_string()
     if sqlite_path(address) != file:
-        problem = f"must have a path that SQLAlchemy can write, got {str(file)[-200:]!r}"
+        problem = f"must have a path that SQLAlchemy can write, got {str(file)!r}"
         raise SweepError(f"a database {problem}. Choose another --out, or install SQLAlchemy 2.1.")
     return address
 
@@ -51,7 +51,7 @@ def _parse_sqlite(address: str) -> "URL":
     except (ArgumentError, ValueError) as error:
         raise _wrong_address(address) from error
     if "?" in address and url.query.keys() != {"timeout"}:
-        problem = f"must have no parameter but timeout, got {address[:200]!r}"
+        problem = f"must have no parameter but timeout, got {address!r}"
         raise SweepError(f"an SQLite address {problem}. Write %3F for a ? in a name.")
     is_file = bool(url.database) and url.database != ":memory:"
     has_host = bool(url.username or url.password or url.host or url.port)
@@ -62,7 +62,7 @@ def _parse_sqlite(address: str) -> "URL":
 
 def _wrong_address(address: str) -> SweepError:
     expected = "a server or a database (http://host:5000 or sqlite:////path/mlflow.db)"
-    return SweepError(f"tracking URI must be {expected}, got {without_password(address)[:200]!r}.")
+    return SweepError(f"tracking URI must be {expected}, got {without_password(address)!r}.")
 
 
 def check_tracking_uri(uri: str) -> str:

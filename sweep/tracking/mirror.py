@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweep.config.colors import batch_colors
 from sweep.config.numbers import short
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import CorruptFile, SweepError, cut
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
 from sweep.tracking.addresses import check_tracking_uri, mlflow_address, sqlite_path
@@ -246,7 +246,7 @@ class Mirror(threading.Thread):
         files = [name for name in MIRRORED_FILES if (trial.path / name).exists()]
         if result and CURVE_FILE not in files:
             files.append(CURVE_FILE)  # it is missing, so no run has all files of this state
-        shortened = status.changed(message=status.message[:MESSAGE_CHARACTERS])
+        shortened = status.changed(message=cut(status.message, MESSAGE_CHARACTERS))
         tags = {
             "mlflow.parentRunId": self._runs[""].info.run_id,
             "sweep.state": str(status.state),

@@ -123,7 +123,7 @@ def check_answers(uri: str) -> None:
     path = sqlite_path(uri)
     if path:
         if not path.parent.is_dir():
-            problem = f"must lie in a folder that exists, got {str(path)[:200]!r}"
+            problem = f"must lie in a folder that exists, got {str(path)!r}"
             remedy = "Create it, or correct the path: a % in a name is written %25"
             raise SweepError(f"the file of --tracking-uri {problem}. {remedy}.")
         return
@@ -177,8 +177,8 @@ def recorded_uri(folder: SweepFolder, record: dict[str, Any]) -> str:
         own = check_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", ""))
         if without_password(own) == uri:
             return own
-    remedy = f"If it is yours, add --tracking-uri {uri[:200]} or set MLFLOW_TRACKING_URI to it"
-    raise SweepError(f"{folder.tracking_path} names {uri[:200]}. {remedy}.")
+    remedy = f"If it is yours, add --tracking-uri {uri} or set MLFLOW_TRACKING_URI to it"
+    raise SweepError(f"{folder.tracking_path} names {uri}. {remedy}.")
 
 
 def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def refuse_remote_artifacts(path: Path) -> None:
             with contextlib.suppress(sqlite3.Error):  # MLflow's server says what is wrong
                 row = connection.execute(f"SELECT {column} FROM {table} WHERE {is_remote}")
                 if address := row.fetchone():
-                    problem = f"names artifacts on a server, {str(address[0])[:200]!r}"
+                    problem = f"names artifacts on a server, {str(address[0])!r}"
                     raise SweepError(f"{path} {problem}. Remove it, and call `sweep report`.")
 
 

@@ -82,7 +82,7 @@ class Report:
                 if len(text) == MAX_LINE_BYTES:
                     raise _wrong_line(
                         f"have less than {MAX_LINE_BYTES >> 20} MiB",
-                        text=text[:200],
+                        text=text,
                         number=self._read_lines + 1,
                     )
                 break

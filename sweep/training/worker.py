@@ -92,8 +92,9 @@ def run_attempt(
             print(errors.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
             if isinstance(error, errors.UnusableCheckpoint):
                 return Outcome("preempted", str(error))
-            text = errors.without_secrets(errors.describe_error(error))[:MESSAGE_CHARACTERS]
-            message = errors.printable(" ".join(text.split()))
+            text = errors.without_secrets(errors.describe_error(error))
+            line = errors.printable(" ".join(text.split()))
+            message = errors.cut(line, MESSAGE_CHARACTERS)
             return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
 
 
