@@ -253,7 +253,7 @@ class _Search:
                 return self._step(self._with_batch_size(sizes, size))
             except SweepError as error:
                 reasons.append(str(error))
-        return NextStep(reason=" ".join(reasons))
+        return NextStep(reason=" ".join(dict.fromkeys(reasons)))
 
     def _with_batch_size(self, sizes: Sequence[int], added: int) -> Proposal:
         steps = self.plan.token_budget // (added * self.plan.tokens_per_sequence)

@@ -57,7 +57,7 @@ def nearest_multiples(value: int, unit: int) -> str:
 
 def format_count(number: float) -> str:
     for suffix, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if abs(number) >= size:
+        if abs(number) >= 0.999995 * size:  # also what rounds to 1
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + suffix
     return f"{number:.0f}"
 
@@ -71,16 +71,21 @@ def short(number: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    for suffix, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {suffix}"
+    for suffix, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(number) / size >= 0.9995:  # also what rounds to 1
+            return f"{_three_digits(number / size)} {suffix}"
     return f"{number:.0f} B"
 
 
 def format_seconds(seconds: float) -> str:
     units = (("d", 86400), ("h", 3600), ("min", 60))
     unit, size = next((unit for unit in units if seconds >= 2 * unit[1]), ("s", 1))
-    return f"{seconds / size:.3g} {unit}"
+    return f"{_three_digits(seconds / size)} {unit}"
+
+
+def _three_digits(number: float) -> str:
+    """Write three digits, and all digits of a whole part with more: 1023 and not 1.02e+03."""
+    return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
 def parse_options(text: str | Mapping[str, Any], subject: str) -> dict[str, Any]:

@@ -82,6 +82,11 @@ class Execution(Settings, use_attribute_docstrings=True):
     reason: str = ""  # why no forecast bounds the microbatch, or why steps may not fit
 
     @property
+    def misfit(self) -> str:
+        """Why steps do not fit by forecast, which then bounds the microbatch; "" if they do."""
+        return "" if self.microbatch_bound is None else self.reason
+
+    @property
     def device_type(self) -> str:
         return self.device.partition(":")[0]
 

@@ -63,9 +63,10 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
         is_elsewhere: whether the command has another --out, so that its plan begins anew.
 
     Raises:
-        SweepError: if the command would be refused, or the words of the sweep's commands are not
-            known. The message says why.
+        SweepError: if the command would be refused, if its steps do not fit by forecast, or if the
+            words of the sweep's commands are not known. The message says why.
     """
+    _refuse_misfit(plan.execution)
     values = {name: value for name, value in changes.items() if value is not None}
     values.pop("out", None)
     fields = merge_settings(Experiment, plan.settings.model_dump(), values)
@@ -78,6 +79,20 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
     grown = grown.model_copy(update={"trials": (*grown.known_trials, *waiting)})
     requested = frozenset(requested_ids(grown, new, experiment))
     return Proposal(command_with(plan, **changes), experiment, grown, requested, is_elsewhere)
+
+
+def _refuse_misfit(execution: Execution) -> None:
+    """Refuse to repeat steps that do not fit by forecast, and say what would fit."""
+    if not execution.misfit:
+        return
+    if execution.microbatch or execution.accumulation:
+        flag = "microbatch" if execution.microbatch else "accumulation"
+        remedy = f"Leave --{flag} out"
+    elif execution.device_memory_bytes:
+        remedy = "Raise --device-memory, or train a smaller model"
+    else:
+        remedy = "Use a device with more memory, or train a smaller model"
+    raise SweepError(f"{execution.misfit} {remedy}, in another --out.")
 
 
 def command_with(plan: Plan, **changes: Any) -> str:

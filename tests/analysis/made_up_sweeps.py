@@ -20,6 +20,11 @@ from tests.plans import Inputs
 CPU = Execution(device="cpu", threads=2)
 BATCHES = ("4,8", "4,16,64", "2,4,8,16", "1,2", "6,10,15", "7,16,60", "32,64,128")
 MAXIMIZED = Declared(objective="accuracy", direction="maximize", tolerance=0.02)
+MISFIT = {  # as a forecast bounds steps that do not fit
+    "microbatch_bound": 1,
+    "microbatch_bound_alone": 1,
+    "reason": "By forecast, not even a microbatch of 1 fits: steps may use 1 MiB.",
+}
 Ended = tuple[PlannedTrial, str, float]  # state or cause, and value
 
 
@@ -52,6 +57,8 @@ def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
         objective = plan.settings.model_copy(update={"declared": MAXIMIZED})
         plan = plan if "target" in given else plan.model_copy(update={"settings": objective})
     plan = plan.model_copy(update={"trials": plan.known_trials})
+    if random.Random(f"memory {number}").random() < 0.15:  # leaves the other choices as they were
+        plan = plan.model_copy(update={"execution": plan.execution.model_copy(update=MISFIT)})
     results = _search_and_report(plan, rng) if _is_tuned(plan) else _report(plan, rng)
     return write_results(path, plan, results)
 

@@ -66,6 +66,7 @@ def check_proposal(path):
     if answer.settle is None:
         assert answer.settle_reason or not is_open
         return "reason" if is_open else "settled"
+    assert sweep.plan.execution.microbatch_bound is None  # a bound makes a made-up sweep's misfit
     planned = plan_command(answer.settle, sweep)
     reports = [row for row in planned.command_rows().trials if row.stage == "report"]
     assert len({row.tokens for row in reports}) == 1 or sweep.plan.settings.target is not None
@@ -126,6 +127,15 @@ def test_sweep_plan_shows_no_obstacle_in_a_proposed_command(name, tmp_path):
     assert propose_answer(planned.command_rows()) is None
     assert planned.plan.tokens_are_common
     assert "cannot tell" not in done.output and "No claim" not in done.output
+
+
+def test_sweep_plan_proposes_no_command_whose_steps_do_not_fit(tmp_path):
+    words = "plan --model quick --data synthetic --budget 100k --batches 4,8 --device cpu"
+    words = f"{words} --device-memory 1MiB --out {tmp_path / 's'}"
+    done = CliRunner().invoke(command_line, words.split())
+    assert done.exit_code == 0, done.output
+    assert "sweep run" not in done.output and "Raise --device-memory" in done.output
+    assert "e+0" not in done.output
 
 
 def test_a_larger_batch_size_is_added_if_the_best_is_the_largest(tmp_path):
