@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweep.cli.options import build_console, echo, print_document, say
-from sweep.config.experiment import Cell
+from sweep.config.experiment import Cell, optimizer_facts, settings_without_effect
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.config.trial import tokenizer_of
@@ -20,7 +20,7 @@ from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.plan import Plan, PlannedTrial, most_trials
 from sweep.plan.proposal import common_tokens, propose_answer
-from sweep.plan.rates import describe_policy, optimizer_facts
+from sweep.plan.rates import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def print_plan(
         lines.append(cells)
     console.print(build_table(lines, gap=1 if settings.optimizers or is_verbose else 2))
     notes = _plan_notes(plan, to_run)
+    unused = settings_without_effect(planned.request.experiment)
+    notes = {"Without effect": "; ".join(map(str, unused))} | notes
     if cost:
         notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
         notes["Makespan"] = format_seconds(cost["makespan_seconds"])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config import settings
+from sweep.config import read_toml, settings
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
@@ -36,7 +36,6 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
-NEEDING = {"lr": {"tune", "tune_budget", "tune_centre"}, "seeds": {"max_seeds", "max_hours"}}
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Command = Annotated[str, AfterValidator(check_command)]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -44,6 +43,11 @@ Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
 Cell = tuple[str | None, int]  # optimizer, if a sweep has several, and batch size
 OptimizerName = Annotated[str, settings.one_of("adamw", "sgd", "muon", "adafactor", "none")]
+OPTIMIZERS: dict[str, dict[str, Any]] = read_toml(__file__, "optimizers.toml")
+
+
+def optimizer_facts(name: str) -> dict[str, Any]:
+    return OPTIMIZERS.get(name, OPTIMIZERS["own"])
 
 
 class OptimizerSettings(Settings):
@@ -439,26 +443,107 @@ def load_experiment(
         fields["replaced_sizes"] = _replaced_sizes(left_out, flags, fields["model"])
     subject = f"experiment {name or fields.get('name')!r}"
     experiment = settings.parse_settings(Experiment, fields, subject)
-    _refuse_without_effect(experiment)
-    for key, value, given in (("lr", "tuned", experiment.lr), ("seeds", "auto", experiment.seeds)):
-        if given != value and (needing := sorted(NEEDING[key] & {*flags})):
-            problem = f"{needing[0]} needs {key} {value}, got {given or 'the default'}"
-            raise SweepError(f"{problem}. Add --{key} {value}, or leave it out.")
+    _refuse_without_effect(experiment, flags)
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
 
 
-def _refuse_without_effect(experiment: Experiment) -> None:
-    """Refuse a setting that another one leaves without effect."""
-    schedule, window = experiment.schedule, experiment.evaluation.window
-    usual = ScheduleSettings.model_fields["final_fraction"].default
-    if schedule.name == "constant" and schedule.final_fraction != usual:
-        problem = "applies to the cosine schedule, and the rate is constant"
-        raise SweepError(f"schedule.final_fraction {problem}. Leave it out.")
-    if window > 1 and experiment.target is None:
-        problem = f"needs a target, got {window} without one"
-        raise SweepError(f"evaluation.window {problem}. Add --target, or leave it out.")
+@dataclass(frozen=True)
+class UnmetNeed:
+    """A setting of a table, and what it needs to have an effect but does not have."""
+
+    key: str  # such as tuning.budget
+    needs: str  # such as lr tuned
+    got: str
+    decided_by: str = ""  # flag that decides whether the need is met; "": none does
+    remedy: str = ""  # beside leaving the setting out
+
+    def is_changed(self, experiment: Experiment) -> bool:
+        """Return True if the setting has another value than its default."""
+        table, name = self.key.split(".")
+        values = getattr(experiment, table)
+        return bool(getattr(values, name) != type(values).model_fields[name].default)
+
+    def __str__(self) -> str:
+        return f"{self.key} needs {self.needs}, got {self.got}"
+
+
+def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
+    """Return the settings that other settings leave without effect, whatever their values."""
+    needs = []
+    if experiment.lr != "tuned":
+        of_tuned = ("lr tuned", experiment.lr, "lr", "Add --lr tuned")
+        needs += [UnmetNeed(f"tuning.{name}", *of_tuned) for name in TuningSettings.model_fields]
+    elif len(experiment.tuning.dimensions) == 1:
+        of_several = ("several dimensions", "lr", "tune", "Add --tune lr,beta2")
+        needs.append(UnmetNeed("tuning.trials", *of_several))
+    if experiment.seeds != "auto":
+        of_auto = ("seeds auto", str(experiment.seeds or "the default"), "seeds")
+        for name in ("max_seeds", "max_hours"):
+            needs.append(UnmetNeed(f"answer.{name}", *of_auto, "Add --seeds auto"))
+    if experiment.target is None:
+        needs.append(UnmetNeed("evaluation.window", "a target", "none", "", "Add --target"))
+    if experiment.command is not None:
+        return needs + _unmet_needs_of_command(experiment)
+
+    if experiment.schedule.name != "cosine":
+        of_cosine = ("the schedule cosine", experiment.schedule.name, "target")
+        needs.append(UnmetNeed("schedule.final_fraction", *of_cosine))
+    names = experiment.optimizer_names
+    used = {setting for name in names for setting in optimizer_facts(name)["settings"]}
+    for name in ("beta1", "beta2", "eps"):
+        if name in used:
+            continue
+        users = [user for user, facts in OPTIMIZERS.items() if name in facts["settings"]]
+        of_users = (f"the optimizer {' or '.join(users)}", ", ".join(names), "optimizers")
+        needs.append(UnmetNeed(f"optimizer.{name}", *of_users))
+        if name in experiment.tuning.dimensions and experiment.lr == "tuned":
+            needs.append(UnmetNeed("tuning.dimensions", *of_users))
+    return needs
+
+
+def _unmet_needs_of_command(experiment: Experiment) -> list[UnmetNeed]:
+    """Return the settings that a command does not receive."""
+    needs = []
+    placeholders = {
+        "optimizer.beta2": "beta2",
+        "optimizer.weight_decay": "weight_decay",
+        "schedule.warmup_fraction": "warmup_steps",
+        "schedule.warmup_min_steps": "warmup_steps",
+    }
+    for key, name in placeholders.items():
+        if not experiment.passes(name):
+            needs.append(UnmetNeed(key, f"{{{name}}} in the command", "none", "", "Add it"))
+    of_trainings = [f"optimizer.{name}" for name in ("beta1", "eps", "clip", "options")]
+    of_trainings += [f"schedule.{name}" for name in ("name", "final_fraction", "average")]
+    needs += [UnmetNeed(key, "a training of this package", "a command") for key in of_trainings]
+    return needs
+
+
+def settings_without_effect(experiment: Experiment) -> list[UnmetNeed]:
+    """Return those that differ from their defaults: a file's that flags leave without effect."""
+    return [need for need in unmet_needs(experiment) if need.is_changed(experiment)]
+
+
+def _refuse_without_effect(experiment: Experiment, flags: Mapping[str, Any]) -> None:
+    """Refuse a setting that another one leaves without effect.
+
+    A file's setting that a flag leaves without effect is kept, and the plan says so: its user
+    chose so for one command, and should not have to edit the file.
+    """
+    names = {".".join(setting.path): setting.name for setting in settings.settings_of(Experiment)}
+    for need in unmet_needs(experiment):
+        flag, table = names.get(need.key), need.key.partition(".")[0]
+        is_flag = flag in flags
+        if not (is_flag or need.is_changed(experiment)):
+            continue
+        is_of_file = not is_flag and table not in flags
+        if is_of_file and need.decided_by in flags:
+            continue
+        subject = str(flag) if is_flag else need.key
+        remedy = f"{need.remedy}, or leave it out" if need.remedy else "Leave it out"
+        raise SweepError(f"{subject} needs {need.needs}, got {need.got}. {remedy}.")
 
 
 def _replaced_sizes(

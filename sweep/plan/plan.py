@@ -229,7 +229,7 @@ def build_plan(
     rows: list[PlannedTrial] = []
     if is_tuned:
         budget = experiment.tuning.budget or experiment.budget
-        tuning_tokens, _ = tokens_per_trial(budget, batches, sequence)
+        tuning_tokens, _ = tokens_per_trial(budget, batches, sequence, is_of_tuning=True)
         for cell in [cell for cell in experiment.cells if cell not in winners]:
             row = _plan_cell(plan, policy, cell, tuning_tokens)
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
@@ -338,7 +338,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
     tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
     budget = (was_tuned and old.settings.tuning.budget) or old.token_budget
-    tuning_tokens, _ = tokens_per_trial(budget, batches, old.tokens_per_sequence)
+    tuning_tokens, _ = tokens_per_trial(budget, batches, old.tokens_per_sequence, True)
     for row in old.trials:
         if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
             raise SweepError(

@@ -6,20 +6,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sweep.config import read_toml
-from sweep.config.experiment import EvaluationSettings, OptimizerSettings
+from sweep.config.experiment import EvaluationSettings, OptimizerSettings, optimizer_facts
 from sweep.errors import SweepError, did_you_mean
 from sweep.plan.steps import milestone_steps
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 RULES: dict[str, str] = read_toml(__file__, "policies.toml")
-OPTIMIZERS: dict[str, dict[str, Any]] = read_toml(__file__, "optimizers.toml")
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 REFINEMENTS = 4  # rates between those of the grid, at most; √2 needs two, and the best may move
@@ -79,10 +78,6 @@ def parse_policy(text: str) -> Policy:
     forms = "a positive RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or tuned"
     hint = did_you_mean(text, ("tuned", "sqrt")) or "Write it such as 3e-4 or sqrt:1e-3@32."
     raise SweepError(f"lr must be {forms}, got {text!r}. {hint}")
-
-
-def optimizer_facts(name: str) -> dict[str, Any]:
-    return OPTIMIZERS.get(name, OPTIMIZERS["own"])
 
 
 def describe_policy(name: str, dimensions: Collection[str], is_rate_only: bool = False) -> str:

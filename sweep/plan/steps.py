@@ -11,15 +11,20 @@ from sweep.errors import SweepError, user_code
 
 
 def tokens_per_trial(
-    budget: int, batches: Collection[int], tokens_per_sequence: int
+    budget: int, batches: Collection[int], tokens_per_sequence: int, is_of_tuning: bool = False
 ) -> tuple[dict[int, int], bool]:
-    """Return training tokens by batch size, in whole steps, and whether they are all equal."""
+    """Return training tokens by batch size, in whole steps, and whether they are all equal.
+
+    Raises:
+        SweepError: if the budget, or that of tuning, is less than a step of a batch size.
+    """
     step_tokens = {batch: batch * tokens_per_sequence for batch in batches}
     largest = max(batches)
     if budget < step_tokens[largest]:
+        name, flag = ("tuning.budget", "tune-budget") if is_of_tuning else ("budget", "budget")
         raise SweepError(
-            f"budget must hold at least one step of batch size {largest}, got {budget}. "
-            f"Use --budget {step_tokens[largest]} or more, or smaller batch sizes."
+            f"{name} must hold at least one step of batch size {largest}, got {budget}. "
+            f"Use --{flag} {step_tokens[largest]} or more, or smaller batch sizes."
         )
     common = math.lcm(*step_tokens.values())
     rounded = budget // common * common

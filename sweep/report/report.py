@@ -23,11 +23,11 @@ from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scal
 from sweep.analysis.frames import format_range
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
-from sweep.config.experiment import FINAL_PROMPTS
+from sweep.config.experiment import FINAL_PROMPTS, optimizer_facts
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
 from sweep.errors import SweepError, printable
 from sweep.plan.plan import LEAST_SEEDS
-from sweep.plan.rates import describe_policy, optimizer_facts
+from sweep.plan.rates import describe_policy
 from sweep.report.charts import plot_all
 from sweep.report.page import LOADER, to_html
 from sweep.trial.files import replacing, sha256_of

@@ -120,7 +120,8 @@ def test_no_time_left_starts_no_further_seeds(tmp_path):
 
 
 def test_seeds_are_added_to_a_fixed_rate_without_tuning(tmp_path):
-    summary = decide_in(tmp_path / "sweep", lr="0.2", batches="4,16", tolerance=1e-6, max_seeds=5)
+    fixed = {"lr": "0.2", "tuning": {}}
+    summary = decide_in(tmp_path / "sweep", **fixed, batches="4,16", tolerance=1e-6, max_seeds=5)
     rows = load_plan(summary.folder).trials
     assert {row.stage for row in rows} == {"report"} and {row.seed for row in rows} == {*range(5)}
     assert load_plan(summary.folder).has_looks

@@ -8,7 +8,7 @@ from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution, Science
 from sweep.errors import SweepError
 from sweep.plan.plan import grow_plan, typed_command
-from sweep.plan.proposal import answering_command
+from sweep.plan.proposal import answering_command, propose_answer
 from sweep.trial.files import sha256_of
 from sweep.version import FORMAT_VERSION
 from tests.plans import build_plan
@@ -143,6 +143,26 @@ def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags(
     assert answering_command(make(lr="tuned", command=quick)) is None
     one_seed = make(lr="tuned", seeds=1, command=quick)
     assert answering_command(one_seed).endswith("--seeds auto")
+
+
+@pytest.mark.parametrize("microbatch", [None, 1])
+def test_no_command_is_proposed_whose_steps_do_not_fit(microbatch):
+    bound = {"microbatch_bound": 1, "microbatch_bound_alone": 1, "microbatch": microbatch}
+    command = typed_command("quick", {"batches": "4,8"})
+    smaller = CPU.model_copy(update=bound)
+    assert answering_command(make(command=command, execution=smaller))
+    misfit = smaller.model_copy(update={"reason": "By forecast, it does not fit."})
+    with pytest.raises(SweepError, match=r"it does not fit\. .*in another --out") as refused:
+        propose_answer(make(command=command, execution=misfit))
+    assert ("Leave --microbatch out" in str(refused.value)) == (microbatch is not None)
+
+
+def test_a_tuning_budget_below_a_step_is_refused_by_its_name():
+    with pytest.raises(SweepError, match=r"tuning\.budget must .* 8, got 100\. .*budget 512"):
+        make(lr="tuned", tuning={"budget": 100})
+    old = make(lr="tuned", tuning={"budget": 600})
+    with pytest.raises(SweepError, match=r"tuning\.budget must .* size 16, got 600"):
+        make(lr="tuned", tuning={"budget": 600}, batches="16", old=old)
 
 
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
