@@ -12,6 +12,7 @@ separator ends each document: a pretrained tokenizer's end-of-text id, otherwise
 import fcntl
 import os
 import shutil
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -30,11 +31,13 @@ from sweep.data.plain_text import SEPARATOR, Piece
 from sweep.errors import SweepError, user_code
 from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, require_cache, sha256_of, write_json
+from sweep.trial.lease import try_lock
 
 TOKENIZER = "tokenizer.json"
 TOKENS_FORMAT = 4  # of the files, and of how texts are read
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
+LOCK_SECONDS = 0.1  # between two tries to take the lock of another preparation
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
 
 
@@ -181,8 +184,11 @@ def prepare_data(
     folder = prepared_folder(identity, tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_name(f"{folder.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
+        lock_path = folder.with_name(f"{folder.name}.lock")
+        with lock_path.open("a") as lock:
+            # The lock of a killed process is free.
+            while not try_lock(lock, lock_path, fcntl.LOCK_EX, "Change SWEEP_CACHE"):
+                time.sleep(LOCK_SECONDS)
             if text := find_prepared(identity, tokenizer, verify=True):
                 return text
             if folder.exists():  # left by a killed process, or damaged

@@ -16,7 +16,9 @@ BEAT_SECONDS = 5.0  # between two increments of the counter
 DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
 
 
-def try_lock(file: int | IO[Any], path: Path, operation: int) -> bool:
+def try_lock(
+    file: int | IO[Any], path: Path, operation: int, remedy: str = "Choose another --out"
+) -> bool:
     """Take a lock of an open file without waiting; return False if a live process holds it.
 
     Any other failure is one of the file system, and would make a free folder look busy for ever.
@@ -27,8 +29,8 @@ def try_lock(file: int | IO[Any], path: Path, operation: int) -> bool:
         return False
     except OSError as error:
         problem = f"{path} must be on a file system with locks (flock), got {error.strerror!r}"
-        remedy = "Choose another --out, or mount the file system with locks"
-        raise SweepError(f"{problem}. {remedy}.") from error
+        mount = "or mount the file system with locks"
+        raise SweepError(f"{problem}. {remedy}, {mount}.") from error
     return True
 
 

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import gzip
 import json
 import os
@@ -149,6 +151,15 @@ def test_text_that_changed_since_it_was_planned_is_refused(story_file, cache):
 def test_a_cache_that_cannot_be_written_names_its_variable(story_file, monkeypatch):
     monkeypatch.setenv("SWEEP_CACHE", str(story_file))
     with pytest.raises(SweepError, match="SWEEP_CACHE"):
+        prepare(story_file)
+
+
+def test_a_cache_without_locks_is_not_one_that_cannot_be_written(story_file, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(SweepError, match=r"locks \(flock\).*SWEEP_CACHE"):
         prepare(story_file)
 
 
