@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 TEXT_ROLE = "text"  # files without a role of their own; their documents are split
@@ -82,15 +82,9 @@ class DataFiles:
     notes: tuple[str, ...] = ()  # sentences about a single file
 
 
-def excerpt(text: object, most: int = 60) -> str:
-    """Return the beginning of a text, for a message."""
-    whole = str(text)
-    return whole if len(whole) <= most else f"{whole[: most - 1]}…"
-
-
 def name_list(names: Sequence[str], most: int = 4, characters: int = 45) -> str:
     """Return the first names of a list, each shortened, and how many more there are."""
-    first = ", ".join(excerpt(name, characters) for name in names[:most])
+    first = ", ".join(cut(name, characters) for name in names[:most])
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
 
 
@@ -132,7 +126,7 @@ def role_of(name: str) -> str | None:
         roles = _roles_in(words, WEAK_WORDS)
     if len(roles) > 1:
         expected = f"must not hold the words of {' and '.join(roles)} at once"
-        raise SweepError(f"the name of a data file {expected}, got {excerpt(name)}. Rename it.")
+        raise SweepError(f"the name of a data file {expected}, got {cut(name, 60)}. Rename it.")
     return roles[0] if roles else None
 
 
@@ -157,11 +151,11 @@ def locate_files(source: str) -> DataFiles:
         is_file, is_folder = False, False
     if not source or not (is_file or is_folder):
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
-        raise SweepError(f"data must be {choices}, got {excerpt(source, 200)!r}.")
+        raise SweepError(f"data must be {choices}, got {cut(source)!r}.")
     if is_folder:
         return _locate_in_folder(path)
     if what := other_format(path.name):
-        problem = f"data must be plain text or a table, got {excerpt(path, 200)!r}, {what}"
+        problem = f"data must be plain text or a table, got {cut(str(path))!r}, {what}"
         remedy = _saved_remedy(path.parent) if path.suffix.lower() == ".arrow" else EXTRACT
         raise SweepError(f"{problem}. {remedy}")
     return DataFiles({TEXT_ROLE: [path]}, notes=_single_file_notes(path.name))
@@ -174,15 +168,15 @@ def _single_file_notes(name: str) -> tuple[str, ...]:
     except SweepError:  # a file that is named alone needs no role
         role = None
     if role in (VALID, TEST):
-        notes.append(f"{excerpt(name)} is named like {role} data, and most of it is for training.")
+        notes.append(f"{cut(name, 60)} is named like {role} data, and most of it is for training.")
     shard = SHARD.search(name)
     if shard and int(shard[2]) > 1:
-        notes.append(f"{excerpt(name)} is one of {shard[2]} parts; the others are not read.")
+        notes.append(f"{cut(name, 60)} is one of {shard[2]} parts; the others are not read.")
     return tuple(notes)
 
 
 def _saved_remedy(folder: Path) -> str:
-    load = f"datasets.load_from_disk({excerpt(folder, 150)!r})"
+    load = f"datasets.load_from_disk({cut(str(folder), 150)!r})"
     if (folder / "dataset_dict.json").exists():
         loop = f"for name, split in {load}.items(): split.to_parquet(f'{{name}}.parquet')"
         return f"Convert it with Python: {loop}"
@@ -190,7 +184,7 @@ def _saved_remedy(folder: Path) -> str:
 
 
 def _locate_in_folder(folder: Path) -> DataFiles:
-    subject = f"data folder {excerpt(folder, 200)!r}"
+    subject = f"data folder {cut(str(folder))!r}"
     entries = sorted(folder.iterdir())
     _refuse_saved(folder, [entry.name for entry in entries], subject)
     left_out: dict[str, str] = {}
@@ -219,7 +213,7 @@ def _locate_in_folder(folder: Path) -> DataFiles:
         raise SweepError(f"{subject} {problem}. {remedy}")
     if train and unnamed:
         _refuse_unclear_train(train, valid, unnamed, subject)
-        reason = f"not named for training, as {excerpt(train[0].name)} is"
+        reason = f"not named for training, as {cut(train[0].name, 60)} is"
         left_out |= {file.name: reason for file in unnamed}
     roles = {TRAIN: train, VALID: valid} if valid else {TEXT_ROLE: train or unnamed}
     for paths in roles.values():
@@ -287,7 +281,7 @@ def _refuse_missing_shards(names: Sequence[str], subject: str) -> None:
         first = 1 if total in numbers else 0
         if len(numbers) == total and min(numbers) == first:
             continue
-        got = f"{len(numbers)} of {total} parts of {excerpt(pattern)}"
+        got = f"{len(numbers)} of {total} parts of {cut(pattern, 60)}"
         absent = next((n for n in range(first, first + total) if n not in numbers), None)
         missing = "" if absent is None else f"; number {absent} is missing"
         raise SweepError(f"{subject} must hold all parts of a file, got {got}{missing}. Add them.")

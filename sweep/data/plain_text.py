@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from sweep.data.files import excerpt
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
@@ -105,7 +104,7 @@ def most_characters(path: Path) -> int:
 
 def too_large(path: Path) -> SweepError:
     expected = f"hold at most {MAX_EXPANSION} characters per byte of its files"
-    return SweepError(f"data {excerpt(path, 200)!r} must {expected}. Use other data.")
+    return SweepError(f"data {cut(str(path))!r} must {expected}. Use other data.")
 
 
 def read_text(path: Path, block: int = BLOCK_BYTES) -> Iterator[Piece]:
@@ -154,8 +153,8 @@ def _documents(file: IO[str], block: int) -> Iterator[Piece]:
 
 def unreadable(path: Path, error: BaseException) -> SweepError:
     expected = "readable UTF-8 text, plain or in a whole gzip file"
-    reason = excerpt(error, 200)
-    return SweepError(f"data must be {expected}, got {excerpt(path, 200)} ({reason}). Check it.")
+    reason = cut(str(error))
+    return SweepError(f"data must be {expected}, got {cut(str(path))} ({reason}). Check it.")
 
 
 def not_utf8(path: Path) -> SweepError:
@@ -164,7 +163,7 @@ def not_utf8(path: Path) -> SweepError:
         problem, remedy = _explain_bytes(path)
     except READ_ERRORS as error:  # a compressed file that is cut, too
         return unreadable(path, error)
-    return SweepError(f"data must be UTF-8 text, got {excerpt(path, 200)}: {problem}. {remedy}")
+    return SweepError(f"data must be UTF-8 text, got {cut(str(path))}: {problem}. {remedy}")
 
 
 def _explain_bytes(path: Path) -> tuple[str, str]:

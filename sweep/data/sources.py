@@ -18,10 +18,10 @@ import numpy as np
 from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face, parse_hub_name
 from sweep.config.objects import load_object
-from sweep.data.files import TEXT_ROLE, DataFiles, excerpt, format_of, locate_files, name_list
+from sweep.data.files import TEXT_ROLE, DataFiles, format_of, locate_files, name_list
 from sweep.data.plain_text import SEPARATOR, Piece, Reader, Tally, parse_text
 from sweep.data.tables import parse_table, read_split
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 from sweep.trial.files import sha256_of
 
 SHIPPED = ("tinystories", "synthetic")  # sources that are objects of the shipped experiments
@@ -69,7 +69,7 @@ def identify_data(source: str, column: str = TEXT) -> dict[str, Any]:
     identity = _identify(source)
     if column != TEXT:
         if not is_table(identity):
-            got = excerpt(source, 200)
+            got = cut(source)
             raise SweepError(f"text_column applies to tables, got {got!r}. Leave it out.")
         identity["column"] = column
     return identity
@@ -103,7 +103,7 @@ def find_files(source: str) -> DataFiles:
     for role, paths in files.roles.items():
         starts = [format_of(file) != "text" or _has_text(file) for file in paths]
         if not any(starts) or not any(file.stat().st_size for file in paths):
-            got = excerpt(source, 200)
+            got = cut(source)
             raise SweepError(f"the {role} data of {got!r} must contain text, got empty files.")
     return files
 
@@ -137,7 +137,7 @@ def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
     files = {key: value for key, value in identity.items() if key != "column"}
     is_path = identity["name"] == "path"
     if is_path and (path is None or _identify_files(find_files(path).roles) != files):
-        got = excerpt(path, 200)
+        got = cut(str(path))
         raise SweepError(f"data {got!r} has changed since the sweep was planned. Restore it.")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.hub import hugging_face
-from sweep.data.files import excerpt, format_of, name_list
+from sweep.data.files import format_of, name_list
 from sweep.data.plain_text import (
     BLOCK_BYTES,
     READ_ERRORS,
@@ -22,7 +22,7 @@ from sweep.data.plain_text import (
     too_large,
     unreadable,
 )
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 
 MAX_LINE_CHARACTERS = 1 << 26  # of a JSON or CSV file
 MAX_ARRAY_CHARACTERS = 1 << 28  # of a file that is one JSON array, which is parsed as a whole
@@ -37,7 +37,7 @@ Texts = Iterator[tuple[str, Any]]  # the place of each row in words, and what it
 
 def parse_table(path: Path, column: str) -> Iterator[Piece]:
     """Yield the text of each row in order, also empty ones."""
-    name = f"data {excerpt(path, 200)!r}"
+    name = f"data {cut(str(path))!r}"
     kind = format_of(path)
     try:
         if kind == "parquet":
@@ -61,18 +61,18 @@ def read_split(rows: Any, name: str, column: str) -> Iterator[Piece]:
 
 
 def refuse(name: str, place: str, reason: str, remedy: str = "Correct it.") -> SweepError:
-    return SweepError(f"{name} cannot be read ({place}: {excerpt(reason, 200)}). {remedy}")
+    return SweepError(f"{name} cannot be read ({place}: {cut(reason)}). {remedy}")
 
 
 def check_column(column: str, names: Sequence[str], name: str) -> None:
     if column not in names:
-        problem = f"{name} must have the column {excerpt(column)!r}, got {name_list(names, 6)}"
+        problem = f"{name} must have the column {cut(column, 60)!r}, got {name_list(names, 6)}"
         remedy = "Name the column of the texts with --text-column."
         if len(names) == 1 and any(mark in names[0] for mark in OTHER_DELIMITERS):
             remedy = "Separate the fields by commas in .csv files, by tabs in .tsv files."
         raise SweepError(f"{problem}. {remedy}")
     if names.count(column) > 1:
-        problem = f"must have one column {excerpt(column)!r}, got {names.count(column)}"
+        problem = f"must have one column {cut(column, 60)!r}, got {names.count(column)}"
         raise SweepError(f"{name} {problem}. Rename the others.")
 
 
@@ -80,7 +80,7 @@ def _check_texts(texts: Texts, column: str, name: str) -> Iterator[Piece]:
     """Refuse what is not a text; yield texts without the white space around them."""
     for place, text in texts:
         if not isinstance(text, str):
-            problem = f"{excerpt(column)!r} must be a text, got {_describe(text)}"
+            problem = f"{cut(column, 60)!r} must be a text, got {_describe(text)}"
             raise refuse(name, place, problem, "Correct or remove the row.")
         if "\0" in text:
             raise refuse(name, place, "the text has a NUL character", "Remove the character.")
@@ -93,7 +93,7 @@ def _check_texts(texts: Texts, column: str, name: str) -> Iterator[Piece]:
 
 
 def _describe(value: object) -> str:
-    return excerpt(json.dumps(value, default=str), 40)
+    return cut(json.dumps(value, default=str), 40)
 
 
 def _lines(path: Path, name: str, newline: str = "") -> Iterator[str]:
@@ -166,7 +166,7 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(row) < len(pairs):
         names = [key for key, _ in pairs]
         repeated = next(key for key in names if names.count(key) > 1)
-        raise ValueError(f"the name {excerpt(repeated)!r} occurs twice in an object")
+        raise ValueError(f"the name {cut(repeated, 60)!r} occurs twice in an object")
     return row
 
 
@@ -241,9 +241,9 @@ def _batch_texts(batches: Any, column: str, name: str) -> Texts:
         kind = batch.schema.field(column).type
         text_type = kind.value_type if str(kind).startswith("dictionary<") else kind
         if str(text_type) not in TEXT_TYPES:
-            problem = f"must declare the column {excerpt(column)!r} as text"
+            problem = f"must declare the column {cut(column, 60)!r} as text"
             remedy = "Convert the column to strings, or name another with --text-column."
-            raise SweepError(f"{name} {problem}, got {excerpt(kind)}. {remedy}")
+            raise SweepError(f"{name} {problem}, got {cut(str(kind), 60)}. {remedy}")
         for text in batch[column].to_pylist():
             number += 1
             yield f"row {number}", text

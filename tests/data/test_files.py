@@ -227,3 +227,9 @@ def test_a_message_shows_at_most_200_characters_of_a_source(source):
     with pytest.raises(SweepError, match=r"data must be") as caught:
         find_files(source)
     assert len(str(caught.value)) < 400
+
+
+def test_a_message_shows_the_end_of_a_long_path(tmp_path):
+    folder = tmp_path / ("a" * 200) / "stories"
+    with pytest.raises(SweepError, match="stories'"):
+        locate_files(folder_of(folder, "valid.txt"))
