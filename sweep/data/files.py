@@ -16,9 +16,12 @@ TRAIN, VALID, TEST = "train", "valid", "test"
 TEXT_ROLE = "text"  # files without a role of their own; their documents are split
 
 ROLE_WORDS = {
-    TRAIN: r"train|trainset|traindata",
-    VALID: r"valid|validation|val|dev|validset|valset|devset|validdata|valdata",
-    TEST: r"test|eval|testset|evalset|testdata|evaldata|hold ?out|held ?out",
+    TRAIN: r"train|trn|trainset|traindata",
+    VALID: (
+        r"valid|validation|validate|validating|val|vld|dev"
+        r"|validset|valset|devset|validdata|valdata"
+    ),
+    TEST: r"test|tst|eval|unseen|testset|evalset|testdata|evaldata|hold ?out|held ?out",
 }
 # These count only in names without other words: training.txt has a role, training-plan.md has none.
 WEAK_WORDS = {
@@ -27,7 +30,15 @@ WEAK_WORDS = {
     TEST: r"tests|testing|evaluation|evaluations",
 }
 NEUTRAL_WORDS = {"of", "part", "shard", "split", "set", "data", "dataset", "file", "text"}
+ENDINGS = {"s", "ed", "er", "ers", "ing", "ings"}  # of the other words that begin with one of these
+LEAST_LETTERS = 5  # of a role word that counts whatever it is written together with
+ENGLISH = re.compile(r"(dis|eye|re|con|over|qua|pre)?s?train|(in|re)valid(at(e|ing|ion))?")
+
 ABOUT_DATA = {"readme", "license", "licence", "notice"}  # first words of names
+ABOUT_NAMES = re.compile(  # whole names without suffixes
+    r"(md5|b2|sha\d*)[-_]?sums?|checksums?|requirements([-_](dev|docs|tests?))?"
+    r"|citation|changelog|authors|contributing|copying|metadata"
+)
 
 SHARD = re.compile(r"(\d+)[-_.]of[-_.](\d+)", re.IGNORECASE)
 TABLE_FORMATS = {
@@ -64,6 +75,7 @@ OTHER_FORMATS = {
         *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ico"),
         *(".mp3", ".wav", ".flac", ".ogg", ".mp4", ".mkv", ".webm", ".mov"),
     ),
+    "a checksum or a signature": (".md5", ".sha1", ".sha256", ".sha512", ".sig"),
     BACKUP: (
         *(".bak", ".orig", ".tmp", ".part", ".partial", ".crdownload", ".incomplete"),
         *(".swp", ".lock"),
@@ -133,6 +145,42 @@ def role_of(name: str) -> str | None:
 def _roles_in(words: Sequence[str], role_words: dict[str, str]) -> list[str]:
     text = " ".join(words)
     return [role for role, pattern in role_words.items() if re.search(rf"\b({pattern})\b", text)]
+
+
+def _without_a_role(name: str) -> list[tuple[str, str]]:
+    """Return what a name would be without each of its role words, which may begin or end a word."""
+    words = words_of(name)
+    found = []
+    for index, word in enumerate(words):
+        before, after = "".join(words[:index]), "".join(words[index + 1 :])
+        for role in ROLE_WORDS:
+            rests = _rests(word, f"{ROLE_WORDS[role]}|{WEAK_WORDS[role]}")
+            found += [(role, before + rest + after) for rest in rests]
+    return found
+
+
+def _rests(word: str, pattern: str) -> list[str]:
+    """Return what a word would be without each role word that is the whole, its end or its start.
+
+    An ending such as that of `trainer` is a part of the word.
+    """
+    rests = []
+    for role_word in pattern.replace(" ?", "").split("|"):
+        if word.endswith(role_word):
+            rests.append(word.removesuffix(role_word))
+        elif word.startswith(role_word) and word.removeprefix(role_word) not in ENDINGS:
+            rests.append(word.removeprefix(role_word))
+    return rests
+
+
+def _ends_with_a_role(name: str) -> str | None:
+    """Return the role of the long role word that ends a word of a name, as in storiesvalid."""
+    for role, pattern in ROLE_WORDS.items():
+        long = "|".join(word for word in pattern.split("|") if len(word) >= LEAST_LETTERS)
+        for word in words_of(name):
+            if re.fullmatch(f".+({long})", word) and not ENGLISH.fullmatch(word):
+                return role
+    return None
 
 
 def _names_only_a_role(name: str) -> bool:
@@ -215,6 +263,8 @@ def _locate_in_folder(folder: Path) -> DataFiles:
         _refuse_unclear_train(train, valid, unnamed, subject)
         reason = f"not named for training, as {cut(train[0].name, 60)} is"
         left_out |= {file.name: reason for file in unnamed}
+    if not train:
+        _refuse_hidden_roles(unnamed, subject)
     roles = {TRAIN: train, VALID: valid} if valid else {TEXT_ROLE: train or unnamed}
     for paths in roles.values():
         _refuse_missing_shards([path.name for path in paths], subject)
@@ -240,7 +290,9 @@ def _reason_to_leave_out(entry: Path) -> str | None:
         return "a sub-folder"
     if not entry.is_file():
         return "not a regular file"
-    if words_of(entry.name)[:1] and words_of(entry.name)[0] in ABOUT_DATA:
+    words = words_of(entry.name)
+    stem = entry.name.lower().partition(".")[0]
+    if (words and words[0] in ABOUT_DATA) or ABOUT_NAMES.fullmatch(stem):
         return "about the data"
     return other_format(entry.name)
 
@@ -261,6 +313,31 @@ def _refuse_several_sets(files: Sequence[Path], role: str, subject: str) -> None
         problem = f"must hold one {role} file, or parts that differ in numbers alone"
         remedy = "Put the others elsewhere."
         raise SweepError(f"{subject} {problem}, got {_names(list(sets.values()))}. {remedy}")
+
+
+def _refuse_hidden_roles(unnamed: Sequence[Path], subject: str) -> None:
+    """Refuse files without a role of which one seems to be for validation by the others' names.
+
+    Such are storiesvalid.txt, whatever the others are, and names that are equal without the words
+    of two roles (storytrain.txt and storyval.txt) or of one (story.txt and storyval.txt).
+    """
+    wholes = {"".join(words_of(file.name)): file.name for file in unnamed}
+    remedy = "Write its role apart (stories-valid.txt), rename it, or put it elsewhere."
+    without: dict[str, tuple[str, str]] = {}  # role and name of a file by the rest of its name
+    for file in unnamed:
+        for role, rest in _without_a_role(file.name):
+            other_role, other = without.setdefault(rest, (role, file.name))
+            if role != TRAIN and rest in wholes:
+                other = wholes[rest]
+            elif other_role == role or other == file.name:
+                continue
+            problem = f"got {name_list([other, file.name])}, of which one may be {role} data"
+            raise SweepError(f"{subject} must tell what is for training, {problem}. {remedy}")
+    for file in unnamed:
+        role_at_end = _ends_with_a_role(file.name)
+        if role_at_end and (len(unnamed) > 1 or role_at_end != TRAIN):
+            problem = f"got {cut(file.name, 60)}, which may be {role_at_end} data"
+            raise SweepError(f"{subject} must tell what is for training, {problem}. {remedy}")
 
 
 def _refuse_unclear_train(

@@ -33,16 +33,17 @@ def roles_of(source):
         "train": (
             "train.txt TRAIN.md train train-00000-of-00003.jsonl train_data.txt wiki.train.tokens "
             "ptb.train TinyStoriesV2-GPT4-train.txt trainData.txt trainset.csv training.jsonl "
-            "training_data.txt train2.txt.gz my_train.txt"
+            "training_data.txt train2.txt.gz my_train.txt trn.txt"
         ),
         "valid": (
             "valid.txt validation.txt val.text VALID.md validation-00000-of-00001.parquet "
             "TinyStoriesV2-GPT4-valid.txt val_data.txt wiki.valid.tokens my-dev.txt dev ptb.valid "
-            "valSet.csv devset.txt development.txt"
+            "valSet.csv devset.txt development.txt vld.txt stories_validate.txt stories-vld.txt "
+            "validating.txt"
         ),
         "test": (
             "test.txt eval.jsonl holdout held-out.txt heldout.csv wiki.test.tokens test-0-of-1.csv "
-            "evaluation.jsonl testing.txt testset.txt my_eval_data.txt"
+            "evaluation.jsonl testing.txt testset.txt my_eval_data.txt tst.csv stories_unseen.txt"
         ),
         None: (
             "trainer.txt evaluation_notes.md interval.txt notes.txt latest.txt contest.txt "
@@ -106,12 +107,84 @@ def test_parts_may_be_counted_from_one(tmp_path):
         "test.txt",  # nothing is for training
         "test.txt eval.jsonl",
         "page.html README.md",
+        "storiesvalid.txt storiestrain.txt",  # roles that are not words of their own
+        "storiesvalid.txt corpus.txt",
+        "storiesvalidation.txt corpus.txt",
+        "storiesholdout.txt",
+        "storyval.txt story.txt",
+        "stories.txt stories-testing.txt",
+        "evaluation_stories.txt training_stories.txt",
+        "xdev.txt xtrn.txt",
+        "valstories.txt trnstories.txt",
+        "wikitest2.txt wiki1.txt",
     ],
 )
 def test_a_folder_that_does_not_tell_what_is_for_training_is_refused(tmp_path, names):
     with pytest.raises(SweepError, match=r"\A[^\n]+\Z") as caught:
         locate_files(folder_of(tmp_path, *names.split()))
     assert names.split()[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "trainer.txt tester.txt trained.txt tested.txt",
+        "interval.txt medieval.txt rival.txt latest.txt contest.txt",
+        "training-plan.md evaluation_notes.md",
+        "invalid.txt strain.txt constraint.txt restrain.txt retrain.txt",
+        "developer.md device.md value.md validity.md",
+        "storiestrain.txt",
+        "chapter.txt chapter_one.txt chapter_two.txt",
+    ],
+)
+def test_words_that_only_begin_or_end_like_a_role_have_none(tmp_path, names):
+    assert roles_of(folder_of(tmp_path, *names.split())) == {"text": sorted(names.split())}
+
+
+def test_a_file_whose_role_is_not_a_word_of_its_own_is_left_out_beside_training_data(tmp_path):
+    folder = folder_of(tmp_path, "train.txt", "storiesvalid.txt")
+    assert roles_of(folder) == {"text": ["train.txt"]}
+    assert list(locate_files(folder).left_out) == ["storiesvalid.txt"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SHA256SUMS", "md5sums.txt", "sha512-sum.txt", "checksums.txt", "CITATION.cff"),
+        *("requirements.txt", "requirements-dev.txt", "CHANGELOG.md", "AUTHORS", "metadata.txt"),
+        *("stories.txt.sha256", "stories.md5"),
+    ],
+)
+def test_a_file_about_the_others_is_left_out_with_a_reason(tmp_path, name):
+    folder = folder_of(tmp_path, "authors_of_the_south.txt", "requirements_analysis.md", name)
+    texts = ["authors_of_the_south.txt", "requirements_analysis.md"]
+    assert roles_of(folder) == {"text": texts}
+    assert list(locate_files(folder).left_out) == [name]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@given(
+    stem=st.sampled_from(["stories", "wiki", "ptb", "text", "big_corpus", "x"]),
+    word=st.sampled_from(
+        [
+            *("valid", "validation", "validate", "val", "vld", "dev"),
+            *("test", "tst", "eval", "evaluation", "testing", "unseen", "holdout"),
+        ]
+    ),
+    is_last=st.booleans(),
+)
+def test_a_validation_file_is_never_trained_on_without_a_word(
+    tmp_path_factory, together, stem, word, is_last
+):
+    parts = [stem, word] if is_last else [word, stem]
+    name = f"{('' if together else '_').join(parts)}.txt"
+    folder = folder_of(tmp_path_factory.mktemp("names"), f"{stem}.txt", name)
+    try:
+        located = locate_files(folder)
+    except SweepError as error:
+        assert name in str(error)
+        return
+    assert name in located.left_out
 
 
 def test_what_is_not_read_is_left_out_with_a_reason(tmp_path):
