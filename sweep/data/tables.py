@@ -28,7 +28,10 @@ MAX_LINE_CHARACTERS = 1 << 26  # of a JSON or CSV file
 MAX_ARRAY_CHARACTERS = 1 << 28  # of a file that is one JSON array, which is parsed as a whole
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 OTHER_DELIMITERS = (";", "\t", ",", "|")
-QUOTE = "Put texts with separators, quotes or line breaks into double quotes."
+REMEDIES = {
+    "csv": "Put texts with separators, quotes or line breaks into double quotes.",
+    "tsv": "Save the table as .csv or .jsonl, whose texts can hold tabs, line breaks and quotes.",
+}
 BATCH_ROWS = 100
 TEXT_TYPES = ("string", "large_string", "string_view")  # of Arrow
 
@@ -45,7 +48,7 @@ def parse_table(path: Path, column: str) -> Iterator[Piece]:
         elif kind == "json":
             yield from _check_texts(_json_texts(path, column, name), column, name)
         else:
-            texts = _delimited_texts(path, column, name, DELIMITERS[kind])
+            texts = _delimited_texts(path, column, name, kind)
             yield from _check_texts(texts, column, name)
     except UnicodeError as error:
         raise not_utf8(path) from error
@@ -170,26 +173,48 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _delimited_texts(path: Path, column: str, name: str, delimiter: str) -> Texts:
+def _delimited_texts(path: Path, column: str, name: str, kind: str) -> Texts:
+    """Yield the texts of a .csv file, or of a .tsv file, in which quotes have no meaning.
+
+    Some programs quote the fields of .tsv files too. Both readings of such a field are possible, so
+    it is refused.
+    """
+    remedy = REMEDIES[kind]
     lines = _lines(path, name, _line_end(path))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    header = _next_row(reader, name)
+    reader = csv.reader(
+        lines,
+        delimiter=DELIMITERS[kind],
+        quoting=csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    header = _next_row(reader, name, remedy)
     if header is None:
         raise refuse(name, "line 1", "the header is missing", "Add a header with the column names.")
+    if kind == "tsv":
+        _refuse_quoted(header, name, "line 1")
     check_column(column, header, name)
     index = header.index(column)
     while True:
         place = f"line {reader.line_num + 1}"
-        row = _next_row(reader, name)
+        row = _next_row(reader, name, remedy)
         if row is None:
             return
         if not row and len(header) > 1:  # a blank line
             continue
         fields = row or [""]
+        if kind == "tsv":
+            _refuse_quoted(fields, name, place)
         if len(fields) != len(header):
             problem = f"a row must have {len(header)} fields like the header, got {len(fields)}"
-            raise refuse(name, place, problem, QUOTE)
+            raise refuse(name, place, problem, remedy)
         yield place, fields[index]
+
+
+def _refuse_quoted(fields: Sequence[str], name: str, place: str) -> None:
+    for field in fields:
+        if field.startswith('"'):
+            problem = f"a field must not begin with a double quote, got {cut(field, 40)}"
+            raise refuse(name, place, problem, REMEDIES["tsv"])
 
 
 def _line_end(path: Path) -> str:
@@ -202,7 +227,7 @@ def _line_end(path: Path) -> str:
     return "\r" if first_line.endswith("\r") else "\n"
 
 
-def _next_row(reader: Any, name: str) -> list[str] | None:
+def _next_row(reader: Any, name: str, remedy: str) -> list[str] | None:
     """Return the next row of a csv.reader, None at the end."""
     first_line = reader.line_num + 1
     limit = csv.field_size_limit(MAX_LINE_CHARACTERS)  # a setting of the whole process
@@ -213,7 +238,7 @@ def _next_row(reader: Any, name: str) -> list[str] | None:
         if reader.line_num > first_line:
             place = f"lines {first_line} to {reader.line_num}"
         reason = str(error).partition(" - ")[0]  # the rest is for programmers
-        raise refuse(name, place, reason, QUOTE) from error
+        raise refuse(name, place, reason, remedy) from error
     finally:
         csv.field_size_limit(limit)
     return row

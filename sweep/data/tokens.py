@@ -35,6 +35,7 @@ from sweep.trial.lease import try_lock
 
 TOKENIZER = "tokenizer.json"
 TOKENS_FORMAT = 4  # of the files, and of how texts are read
+TSV_TOKENS_FORMAT = 5  # format 4 joined the rows between two quotes that began fields
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 LOCK_SECONDS = 0.1  # between two tries to take the lock of another preparation
@@ -287,7 +288,9 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def prepared_folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
     settings = tokenizer.model_dump() if tokenizer.kind != "bytes" else {"kind": "bytes"}
-    key = {"identity": identity, "tokenizer": settings, "format": TOKENS_FORMAT}
+    kinds = "+".join(identity.get("kind", {}).values()).split("+")
+    tokens_format = TSV_TOKENS_FORMAT if "tsv" in kinds else TOKENS_FORMAT
+    key = {"identity": identity, "tokenizer": settings, "format": tokens_format}
     return cache_dir() / "tokens" / sha256_of(key)[:24]
 
 

@@ -101,7 +101,7 @@ def test_the_documents_are_the_texts_or_the_file_is_refused(tmp_path_factory, te
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_each_format_holds_ordinary_texts(tmp_path, name):
     texts = [*STORIES, "NA", "007", "  spaces "]
-    if name in ("unquoted.csv", "commas.csv"):
+    if name in ("unquoted.csv", "commas.csv", "pandas.tsv", "excel.tsv"):
         texts = [text.replace("\n", " ") for text in texts]
     path = tmp_path / name
     path.write_bytes(WRITERS[name](texts))
@@ -178,6 +178,29 @@ def test_another_column_is_read_and_an_unknown_one_names_the_columns(tmp_path, n
     assert read(path, "story") == ["a"]
     message = refusal(path)
     assert "must have the column 'text', got id, story" in message and "--text-column" in message
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ('1\t"hello\n2\tbye\tsay "x"\n', "line 2"),  # as quoted fields, one row of three lines
+        ('1\ta\n2\t"b"\n', "line 3"),
+        ('"1"\ta\n', "line 2"),
+    ],
+)
+def test_a_field_of_a_tsv_file_that_may_be_quoted_is_refused_with_its_line(tmp_path, rows, line):
+    path = tmp_path / "a.tsv"
+    path.write_text(f"id\ttext\n{rows}")
+    message = refusal(path)
+    assert line in message and "double quote" in message and ".jsonl" in message
+    path.write_text('"id"\t"text"\n1\ta\n')
+    assert "line 1" in refusal(path)
+
+
+def test_quotes_within_the_fields_of_a_tsv_file_are_ordinary_text(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('id\ttext\n1\tsay "x"\n2\t5" or 6"\n3\t\n')
+    assert read(path) == ['say "x"', '5" or 6"']
 
 
 def test_a_column_that_occurs_twice_is_refused(tmp_path):
