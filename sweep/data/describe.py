@@ -1,5 +1,8 @@
 """Describe data: what is read, how many rows and documents, what is left out, and why."""
 
+import hashlib
+import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,10 +10,11 @@ from typing import Any
 
 from sweep.config.trial import TokenizerSettings
 from sweep.data.files import TEXT_ROLE, format_of, has_text_suffix, locate_files, name_list
-from sweep.data.plain_text import SEPARATOR, Tally
+from sweep.data.plain_text import BLOCK_BYTES, READ_ERRORS, SEPARATOR, Tally, open_file, unreadable
 from sweep.data.sources import TEXT, identify_data
 from sweep.data.tokens import find_prepared, prepared_folder
 
+GZIP_SIZE_BYTES = 4  # at the end of a gzip file
 KEYS = ("files", "left_out")  # of the prepared counts; shown with the names of this folder
 
 
@@ -25,6 +29,7 @@ class FileSummary:
     documents: int | None = None
     empty: int | None = None
     inner_separators: int | None = None
+    other_separators: int | None = None
     looks_like: str | None = None
 
 
@@ -50,6 +55,8 @@ def summarize_data(
         located = locate_files(source)
         left_out = located.left_out
         notes += located.notes
+        for paths in located.roles.values():
+            notes += _equal_files(paths)
         files = []
         for role, paths in located.roles.items():
             of_role = tallies.get(role, [None] * len(paths))
@@ -81,6 +88,7 @@ def _summarize(file: Path | str, role: str, tally: Tally | None) -> FileSummary:
         documents=tally.documents,
         empty=tally.empty,
         inner_separators=tally.inner_separators,
+        other_separators=tally.other_separators,
         looks_like=tally.looks_like,
     )
 
@@ -100,7 +108,56 @@ def _notes(files: Sequence[FileSummary]) -> list[str]:
             f"{SEPARATOR} occurs {_count(total, 'time')} inside lines of {names}, where it is "
             "ordinary text. Put it on lines of its own if it separates documents."
         )
+    if other := [file for file in files if file.other_separators]:
+        total = sum(file.other_separators or 0 for file in other)
+        names = name_list([file.file for file in other])
+        notes.append(
+            f"Lines such as </s> or <eos> occur {_count(total, 'time')} in {names}, where they are "
+            f"ordinary text. Replace them by {SEPARATOR} if they separate documents."
+        )
     return notes
+
+
+def _equal_files(paths: Sequence[Path]) -> list[str]:
+    """Say which files have the same content, which counts twice; a compressed one, its text."""
+    by_size = defaultdict[int, list[Path]](list)
+    for path in paths:
+        by_size[_size_of_content(path)].append(path)
+    by_content = defaultdict[bytes, list[str]](list)
+    for size, same_size in by_size.items():
+        if size == 0 or len(same_size) < 2:
+            continue
+        for path in same_size:
+            by_content[_digest_of_content(path)].append(path.name)
+    return [
+        f"These files have the same content, which counts {len(names)} times: {name_list(names)}."
+        for names in by_content.values()
+        if len(names) > 1
+    ]
+
+
+def _digest_of_content(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with open_file(path, "rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+    except READ_ERRORS as error:
+        raise unreadable(path, error) from error
+    return digest.digest()
+
+
+def _size_of_content(path: Path) -> int:
+    """Return the number of bytes of a file modulo 2³², of a gzip file after it is expanded.
+
+    A gzip file ends with this number; if it has several parts, with that of its last part.
+    """
+    size = path.stat().st_size
+    if not path.name.lower().endswith(".gz") or size < GZIP_SIZE_BYTES:
+        return size % (1 << 32)
+    with path.open("rb") as file:
+        file.seek(-GZIP_SIZE_BYTES, os.SEEK_END)
+        return int.from_bytes(file.read(), "little")
 
 
 def data_lines(summary: DataSummary) -> list[str]:

@@ -17,6 +17,13 @@ from sweep.errors import SweepError, cut
 
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
+# Lines that separate the documents of other tools, whatever their case; here they are text.
+OTHER_SEPARATOR_LINE = re.compile(
+    r"^(?!(?-i:<\|endoftext\|>))"
+    r"(?:</s>|[<\[]\|?(?:end[ _-]?of[ _-]?(?:text|document|sequence|sentence|turn)"
+    r"|eo[sdt](?:_id)?|im_end)\|?[>\]])[ \t]*$",
+    re.MULTILINE | re.IGNORECASE,
+)
 MAX_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
 MAX_CHARACTERS = 1 << 26  # longest text, unless its file is large
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
@@ -69,6 +76,7 @@ class Tally:
     documents: int = 0
     empty: int = 0
     inner_separators: int = 0  # within documents, where they separate nothing
+    other_separators: int = 0  # lines such as </s>, which separate nothing
     looks_like: str | None = None  # what the first document seems to be, if not plain text
 
     def keep(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -80,6 +88,7 @@ class Tally:
                     self.looks_like = _find_markup(piece.text)
                 self.documents += piece.ends_document
                 self.inner_separators += piece.text.count(SEPARATOR)
+                self.other_separators += len(OTHER_SEPARATOR_LINE.findall(piece.text))
                 yield piece
             else:
                 self.empty += 1

@@ -23,11 +23,13 @@ from sweep.data.tokens import (
     check_tokenizer,
     find_prepared,
     prepare_data,
+    prepared_folder,
     train_bpe,
     write_tokens,
 )
 from sweep.errors import SweepError
 from sweep.experiments.pretrain import document_of_targets, gather
+from sweep.trial.files import sha256_of
 from sweep.workloads import build_workload
 from tests.data.conftest import BYTES, PYTHON, STORIES, json_lines
 from tests.workloads.trials import CPU, trial_config
@@ -152,6 +154,13 @@ def test_a_cache_that_cannot_be_written_names_its_variable(story_file, monkeypat
     monkeypatch.setenv("SWEEP_CACHE", str(story_file))
     with pytest.raises(SweepError, match="SWEEP_CACHE"):
         prepare(story_file)
+
+
+@pytest.mark.parametrize(("kind", "tokens_format"), [("text", 4), ("csv+json", 4), ("csv+tsv", 5)])
+def test_only_tables_with_tabs_are_read_anew(cache, kind, tokens_format):
+    identity = {"name": "path", "sha256": {"text": "ab"}, "kind": {"text": kind}}
+    key = {"identity": identity, "tokenizer": {"kind": "bytes"}, "format": tokens_format}
+    assert prepared_folder(identity, BYTES).name == sha256_of(key)[:24]
 
 
 def test_a_cache_without_locks_is_not_one_that_cannot_be_written(story_file, monkeypatch):
@@ -402,6 +411,34 @@ def test_separators_inside_lines_are_counted_and_said(tmp_path, name):
     assert [file.inner_separators for file in summary.files] == [2]
     assert any("<|endoftext|>" in note for note in summary.notes)
     assert not prepared_summary(story_of(tmp_path)).notes
+
+
+@pytest.mark.parametrize(
+    "line", ["</s>", "<eos>", "<|end_of_text|>", "<|EndOfText|>", "[EOS]", "<|eot_id|>"]
+)
+def test_lines_that_separate_documents_elsewhere_are_counted_and_said(tmp_path, line):
+    path = tmp_path / "a.txt"
+    path.write_text(f"one\n{line}\ntwo {line}\n{line} \nthree\n<|endoftext|>\nfour\n")
+    summary = prepared_summary(path)
+    assert [file.other_separators for file in summary.files] == [2]
+    assert [file.documents for file in summary.files] == [2]
+    assert len(summary.notes) == 1
+
+
+def test_files_with_the_same_content_are_said_also_if_one_is_compressed(tmp_path):
+    content = b"one\n<|endoftext|>\ntwo\n"
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(content)
+    (folder / "other.txt").write_bytes(content[::-1])
+    (folder / "empty.txt").touch()
+    (folder / "also_empty.txt").touch()
+    identity = identify_data(str(folder))
+    assert not summarize_data(identity, str(folder), BYTES).notes
+    (folder / "a copy.txt").write_bytes(content)
+    (folder / "b.txt.gz").write_bytes(gzip.compress(content))
+    [note] = summarize_data(identify_data(str(folder)), str(folder), BYTES).notes
+    assert "a copy.txt, a.txt, b.txt.gz" in note and "3 times" in note
 
 
 def story_of(folder):
