@@ -5,6 +5,7 @@ around it. Line ends become LF.
 """
 
 import codecs
+import contextlib
 import gzip
 import re
 import zlib
@@ -106,6 +107,18 @@ def open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
     return opener(path, *arguments, **options)  # type: ignore[no-any-return]
 
 
+@contextlib.contextmanager
+def open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
+    """Open a UTF-8 file after its byte-order mark, if it has one.
+
+    The codec utf-8-sig takes a part of a mark, which is not UTF-8, for an empty file.
+    """
+    with open_file(path, "rt", encoding="utf-8", newline=newline) as file:
+        if file.read(1) != "\ufeff":
+            file.seek(0)
+        yield file
+
+
 def most_characters(path: Path) -> int:
     """Return how many characters a file may hold, which bounds what a compressed one expands to."""
     return max(MAX_CHARACTERS, MAX_EXPANSION * path.stat().st_size)
@@ -126,7 +139,7 @@ def parse_text(path: Path, block: int = BLOCK_BYTES) -> Iterator[Piece]:
     characters = 0
     try:
         most = most_characters(path)
-        with open_file(path, "rt", encoding="utf-8-sig") as file:
+        with open_text(path) as file:
             for piece in _documents(file, block):
                 characters += len(piece.text)
                 if characters > most:

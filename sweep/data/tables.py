@@ -18,7 +18,7 @@ from sweep.data.plain_text import (
     Piece,
     most_characters,
     not_utf8,
-    open_file,
+    open_text,
     too_large,
     unreadable,
 )
@@ -103,7 +103,7 @@ def _lines(path: Path, name: str, newline: str = "") -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their ends; refuse more than fits in memory."""
     most = most_characters(path)
     size = 0
-    with open_file(path, "rt", encoding="utf-8-sig", newline=newline) as file:
+    with open_text(path, newline) as file:
         while line := file.readline(MAX_LINE_CHARACTERS + 1):
             size += len(line)
             if size > most:
@@ -117,7 +117,7 @@ def _lines(path: Path, name: str, newline: str = "") -> Iterator[str]:
 
 
 def _json_texts(path: Path, column: str, name: str) -> Texts:
-    with open_file(path, "rt", encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         is_array = file.read(BLOCK_BYTES).lstrip().startswith("[")
     rows = _array_rows(path, name) if is_array else _line_rows(path, name)
     for place, row in rows:
@@ -136,7 +136,7 @@ def _line_rows(path: Path, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _array_rows(path: Path, name: str) -> Iterator[tuple[str, Any]]:
-    with open_file(path, "rt", encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         text = file.read(min(MAX_ARRAY_CHARACTERS, most_characters(path)) + 1)
     if len(text) > most_characters(path):
         raise too_large(path)
@@ -222,7 +222,7 @@ def _line_end(path: Path) -> str:
 
     The csv module then refuses them outside of quotes.
     """
-    with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
+    with open_text(path, "") as file:
         first_line = file.readline(BLOCK_BYTES)
     return "\r" if first_line.endswith("\r") else "\n"
 

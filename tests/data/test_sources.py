@@ -240,8 +240,10 @@ def test_a_failed_download_is_one_sentence_with_remedies(hub, cache):
     hub.environment["HF_HUB_OFFLINE"] = "1"
     [message] = hub.run(DOWNLOAD)
     assert "\n" not in message
-    for remedy in ("--data PATH", "--data synthetic", str(cache / "tinystories" / TRAIN_FILE)):
+    for remedy in ("--data PATH", "--data synthetic", "copy the file to"):
         assert remedy in message
+    # The long path of a test's cache loses its middle.
+    assert str(cache)[:20] in message and message.endswith(f"{TRAIN_FILE[-15:]}.")
 
 
 def test_copied_files_of_tinystories_are_checked_and_read_without_network(cache, monkeypatch):
