@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from sweep.errors import SweepError, cut
 
@@ -105,7 +106,7 @@ def _words(text: str) -> list[str]:
 
 def _values(words: list[str]) -> Iterator[tuple[str, str, bool]]:
     """Yield names, their values, and whether they are variables of the environment."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         for name, sign, value in PAIR.findall(word):
             yield name, value, sign == "=" and name.isupper()
         option = OPTION.fullmatch(word)
