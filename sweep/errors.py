@@ -8,7 +8,7 @@ import difflib
 import re
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from sweep.experiments import SHIPPED
@@ -18,7 +18,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 ADDRESS = re.compile(  # or the parameters of one whose start is not shown
     r"(\w[\w+.-]{0,30})://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
-MOST_CHARACTERS = 200  # of inputs in a message, and of another library's message
+MOST_CHARACTERS = 200  # shown of inputs in a message, and of another library's message
 LONG = 40  # characters of an input that counts
 # A text as Python quotes it, or characters without a space: a path, an address, a list of numbers.
 LONG_INPUT = re.compile(
@@ -64,6 +64,12 @@ def cut(text: str, most: int = MOST_CHARACTERS) -> str:
         return text
     end = most // 3
     return f"{text[: most - end - 3]} … {text[len(text) - end :]}"
+
+
+def list_some(texts: Sequence[str], most: int = 5, separator: str = ", ") -> str:
+    """Join the first texts of a list, and say how many more there are."""
+    first = separator.join(texts[:most])
+    return first if len(texts) <= most else f"{first} and {len(texts) - most} more"
 
 
 def shorten(message: str) -> str:

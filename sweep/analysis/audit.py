@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep.analysis.any_table import Table, read_tables, short_text
+from sweep.analysis.any_table import Table, read_tables
+from sweep.analysis.cells import short_text
 from sweep.analysis.checks import FAIL, Check, check_rows
 from sweep.analysis.results import judge_trials
 from sweep.analysis.rules import prepare
@@ -59,7 +60,7 @@ def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Che
     for values, part in parts:
         pairs = zip(factors, values, strict=True)
         label = ", ".join(short_text(f"{table.titles[name]} {value}") for name, value in pairs)
-        # What these columns hold is judged in a trials.csv only.
+        # These columns are judged in a trials.csv only.
         part = part.drop(columns=["policy", "cause"])
         if "epochs" not in table.titles:
             part = part.drop(columns="epochs")

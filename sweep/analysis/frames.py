@@ -41,7 +41,7 @@ CELL_KEYS = ["label", "batch_size", "learning_rate"]
 # Of a trial that ended early or ran out of memory, these differ from the plan.
 MEASURED = {"tokens", "steps", "microbatch_size", "gradient_accumulation_steps"}
 POSITION = ["time", "step", "tokens"]  # columns of curves that are no metrics
-CURVES = "curves.csv"  # of a published folder
+CURVES = "curves.csv"  # file of a published folder
 # Metrics of the curves that reports read, in addition to the objective's.
 REPORTED_METRICS = ("train/loss", "valid/loss", "reward/mean", "noise/trace", "noise/square")
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]

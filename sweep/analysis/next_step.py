@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.answer import UNDECIDED, Answer, join
-from sweep.analysis.checks import Check
+from sweep.analysis.checks import FAIL, Check
 from sweep.analysis.frames import SweepTables
 from sweep.analysis.rates import TunedRate
 from sweep.config.experiment import Cell
@@ -36,8 +36,8 @@ from sweep.plan.steps import tokens_per_trial
 from sweep.trial.folder import Cause, State, SweepFolder
 
 TUNING_TRIALS = 8  # typical number at each batch size
-LEAST_STEPS = 10  # of a batch size that is added: with fewer, the warmup exceeds a tenth of them
-LEAST_HOURS = 0.1  # of a proposed --max-hours
+LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them
+LEAST_HOURS = 0.1  # proposed as --max-hours
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class NextStep:
     command: str | None = None
     seconds: float | None = None  # least time of the command; None: not known
     reason: str = ""  # why there is no command, or what to know about it, as sentences
-    trials: tuple[PlannedTrial, ...] = ()  # that the command certainly trains
+    trials: tuple[PlannedTrial, ...] = ()  # certain to be trained by the command
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the report says about the trials with tuned rates, of all optimizers."""
+    """Checks, rates and answers for the trials with tuned rates of all optimizers."""
 
     checks: Sequence[Check]
     rates: Sequence[TunedRate]
@@ -58,7 +58,7 @@ class Judged:
 
     @property
     def blocking(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "FAIL" and check.blocks_claims]
+        return [check for check in self.checks if check.status == FAIL and check.blocks_claims]
 
     @property
     def codes(self) -> set[str]:
@@ -292,7 +292,7 @@ class _Search:
         return NextStep(command, reason=reason) if command else None
 
     def _reason(self, tuned: Judged) -> str:
-        """Say what would settle the answer, although no command can."""
+        """Return sentences about what would settle the answer, although no command can."""
         sentences = []
         if equal := self._equal_seeds():
             sizes = join(equal)

@@ -13,7 +13,8 @@ import pandas as pd
 
 from sweep.analysis import checks, frames
 from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
-from sweep.analysis.any_table import Table, read_one_table, short_text
+from sweep.analysis.any_table import Table, read_one_table
+from sweep.analysis.cells import short_text
 from sweep.analysis.checks import Check
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.next_step import Judged, NextStep, next_step
@@ -36,6 +37,7 @@ REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 @dataclass(frozen=True, eq=False)
 class PolicyResult:
     label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"; "muon, tuned" with several optimizers
+    policy: str  # the label without the optimizer
     optimizer: str  # "" if there is only one
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
@@ -88,7 +90,7 @@ class Sweep(frames.SweepTables):
             return None
         if not any(row.policy == "tuned" for row in self.plan.known_trials):
             return next_step(self, None)
-        tuned = [r for r in self._judged if r.label.rpartition(", ")[2] == "tuned"]
+        tuned = [result for result in self._judged if result.policy == "tuned"]
         return next_step(
             self,
             Judged(
@@ -226,9 +228,12 @@ def _trials_of(table: Table) -> pd.DataFrame:
     required[table.metric] = table.metric
     if missing := [name for name, column in required.items() if column not in table.titles]:
         what = "column" if len(missing) == 1 else "columns"
-        not_read = f" Not read: {'; '.join(table.ambiguous)}." if table.ambiguous else ""
+        not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
         problem = f"trials must have the {what} {join(missing)}"
         raise SweepError(f"{problem}.{not_read} Add the {what}, or correct the headers.")
+    if table.ambiguous:
+        problem = f"each header must have one meaning, got {'; '.join(table.not_read)}"
+        raise SweepError(f"{problem}. Rename or remove it.")
     if table.unread:
         raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
     if table.left_out:
@@ -259,6 +264,9 @@ def _trials_of(table: Table) -> pd.DataFrame:
         ),
         "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
         "epochs must be the same in all rows": table.is_own or trials["epochs"].nunique() <= 1,
+        "tokens_per_sequence must be the same in all rows": (
+            trials["tokens_per_sequence"].nunique() <= 1
+        ),
     }
     for rule, is_met in rules.items():
         is_broken = pd.Series(~np.asarray(is_met, dtype=bool), trials.index)
@@ -331,7 +339,16 @@ def judge_trials(
         if plan and plan.settings.traits.tokens == "examples":
             judged = [checks.about_examples(check) for check in judged]
         optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
-        result = PolicyResult(str(label), optimizer, judged, table.rates, None, None, curve)
+        result = PolicyResult(
+            label=str(label),
+            policy=frames.policy_names(own)[0],
+            optimizer=optimizer,
+            checks=judged,
+            rates=table.rates,
+            decision=None,
+            answer=None,
+            curve=curve,
+        )
         reasons = [  # the tuning command follows as the next step
             f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
             for check in result.blocking
@@ -339,7 +356,7 @@ def judge_trials(
         if result.unchecked:
             reasons.append(UNCHECKED)
         about[result.label] = reasons, scope_of(trials, result.label, plan)
-        by_policy.setdefault(frames.policy_names(own)[0], []).append(result)
+        by_policy.setdefault(result.policy, []).append(result)
     decided = (_decide_policy(own, reports, objective, about) for own in by_policy.values())
     return [result for results in decided for result in results]
 

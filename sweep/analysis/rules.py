@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sweep.analysis.any_table import LOSSES, SETTINGS
+from sweep.analysis.cells import LOSSES, SETTINGS
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
 from sweep.errors import cut

@@ -193,7 +193,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
 
 
 def _shortened_warmup(plan: Plan) -> str:
-    """Say where the warmup is shorter than the minimum that the schedule sets."""
+    """Return where the warmup is shorter than the minimum that the schedule sets."""
     minimum = plan.settings.schedule.warmup_min_steps
     if not plan.settings.passes("warmup_steps"):
         return ""
@@ -211,7 +211,7 @@ def _shortened_warmup(plan: Plan) -> str:
 
 
 def _undivided_batches(plan: Plan) -> str:
-    """Say which batch sizes are smaller than the microbatch that the user chose."""
+    """Return which batch sizes are smaller than the microbatch that the user chose."""
     chosen = plan.execution.microbatch
     if chosen is None:
         return ""
@@ -223,7 +223,7 @@ def _undivided_batches(plan: Plan) -> str:
 
 
 def _about_tokens(plan: Plan) -> str | None:
-    """Say that the tokens of the reporting trials differ; with a target they are only a cap."""
+    """Return a note if the tokens of the reporting trials differ; with a target they are a cap."""
     reports = [row for row in plan.trials if row.stage == "report"]
     if plan.settings.target is not None or len({row.tokens for row in reports}) < 2:
         return None

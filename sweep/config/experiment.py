@@ -457,7 +457,7 @@ class UnmetNeed:
     needs: str  # such as lr tuned
     got: str
     decided_by: str = ""  # flag that decides whether the need is met; "": none does
-    remedy: str = ""  # beside leaving the setting out
+    remedy: str = ""  # an alternative to leaving the setting out
 
     def is_changed(self, experiment: Experiment) -> bool:
         """Return True if the setting has another value than its default."""

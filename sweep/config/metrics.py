@@ -13,7 +13,7 @@ from sweep.errors import SweepError
 RESERVED = ("perf", "memory", "final", "system")
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)+")
 MOST_CHARACTERS = 200  # MLflow's names of results are longer by a few characters
-MOST_NAMES = 1000  # of one trial
+MOST_NAMES = 1000  # metrics of one trial
 
 
 def check_metric_name(name: str) -> None:

@@ -10,14 +10,14 @@ from itertools import zip_longest
 from sweep.errors import SweepError, cut
 
 LOG = logging.getLogger(__name__)
-WORD = re.compile(r"[A-Z]+s?(?![a-z])|[A-Z]?[a-z]+")  # of names such as HF_TOKEN, api-key, apiKey
+WORD = re.compile(r"[A-Z]+s?(?![a-z])|[A-Z]?[a-z]+")  # words of HF_TOKEN, api-key, apiKey
 # NAME=VALUE, --name=value, "name": "value" and those in lists; an option's value may be a word. The
 # value is looked ahead, because it may hold a pair itself, as in --export=HF_TOKEN=value.
 PAIR = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*([=:])\s*[\"']?(?=([^\s\"',;&]+))")
 OPTION = re.compile(r"--?([A-Za-z_][\w.-]*)")
 ADDRESS_PASSWORD = re.compile(r"://[^/\s:@]*:([^@\s/]+)@")
 ADDRESS_USER = re.compile(r"https?://([^/\s:@?#]+):?@")  # may be a token; databases have users
-# Addresses to which everyone who knows them can write: Slack, Discord, Teams.
+# Addresses that are secrets themselves: Slack, Discord, Teams.
 WEBHOOK = re.compile(
     r"hooks\.slack\.com/\w+/\w|discord(app)?\.com/api/webhooks/\w|webhook\.office\.com/\w"
 )
@@ -100,7 +100,7 @@ def _words(text: str) -> list[str]:
         is_text = word != text and any(map(str.isspace, word))
         parts += _words(word) if is_text else [word]
         if is_text:
-            parts.append(word)  # for values after a colon and a space
+            parts.append(word)  # a value may follow a colon and a space
     return parts
 
 

@@ -15,7 +15,7 @@ from sweep.config.numbers import parse_count
 from sweep.errors import SweepError, did_you_mean
 
 Table = TypeVar("Table", bound="Settings")
-REMEDIES = {"missing": "Add it."}  # by the type of pydantic's error
+REMEDIES = {"missing": "Add it."}  # keys: types of pydantic's errors
 REMEDIES |= dict.fromkeys(("less_than", "less_than_equal"), "Lower it.")
 REMEDIES |= dict.fromkeys(("greater_than", "greater_than_equal"), "Raise it.")
 

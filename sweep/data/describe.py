@@ -15,7 +15,7 @@ from sweep.data.sources import TEXT, identify_data
 from sweep.data.tokens import find_prepared, prepared_folder
 
 GZIP_SIZE_BYTES = 4  # at the end of a gzip file
-KEYS = ("files", "left_out")  # of the prepared counts; shown with the names of this folder
+KEYS = ("files", "left_out")  # prepared counts that are shown with the names of this folder
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FileSummary:
     file: str
     role: str  # train, valid, or text: to be split
     format: str | None  # text, or that of a table; None for a split of the hub
-    rows: int | None = None  # of plain text: the texts between separators
+    rows: int | None = None  # in plain text the texts between separators
     documents: int | None = None
     empty: int | None = None
     inner_separators: int | None = None
@@ -119,7 +119,7 @@ def _notes(files: Sequence[FileSummary]) -> list[str]:
 
 
 def _equal_files(paths: Sequence[Path]) -> list[str]:
-    """Say which files have the same content, which counts twice; a compressed one, its text."""
+    """Return sentences about files with equal content, before compression."""
     by_size = defaultdict[int, list[Path]](list)
     for path in paths:
         by_size[_size_of_content(path)].append(path)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sweep.errors import SweepError, cut
+from sweep.errors import SweepError, cut, list_some
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 TEXT_ROLE = "text"  # files without a role of their own; their documents are split
@@ -30,8 +30,9 @@ WEAK_WORDS = {
     TEST: r"tests|testing|evaluation|evaluations",
 }
 NEUTRAL_WORDS = {"of", "part", "shard", "split", "set", "data", "dataset", "file", "text"}
-ENDINGS = {"s", "ed", "er", "ers", "ing", "ings"}  # of the other words that begin with one of these
-LEAST_LETTERS = 5  # of a role word that counts whatever it is written together with
+# Endings that make another word of a role word, such as trainer.
+ENDINGS = {"s", "ed", "er", "ers", "ing", "ings"}
+LEAST_LETTERS = 5  # a longer role word counts whatever it is written together with
 ENGLISH = re.compile(r"(dis|eye|re|con|over|qua|pre)?s?train|(in|re)valid(at(e|ing|ion))?")
 
 ABOUT_DATA = {"readme", "license", "licence", "notice"}  # first words of names
@@ -96,8 +97,7 @@ class DataFiles:
 
 def name_list(names: Sequence[str], most: int = 4, characters: int = 45) -> str:
     """Return the first names of a list, each shortened, and how many more there are."""
-    first = ", ".join(cut(name, characters) for name in names[:most])
-    return first if len(names) <= most else f"{first} and {len(names) - most} more"
+    return list_some([cut(name, characters) for name in names], most)
 
 
 def format_of(path: Path) -> str:
@@ -116,7 +116,7 @@ def _suffix(name: str) -> str:
 
 
 def other_format(name: str) -> str | None:
-    """Say what a file is if its bytes are not its text, by its name; else return None."""
+    """Return what a file is by its name if its bytes are not its text, else None."""
     return BACKUP if name.endswith("~") else OTHER_SUFFIXES.get(_suffix(name))
 
 
@@ -283,7 +283,7 @@ def _refuse_saved(folder: Path, names: Sequence[str], subject: str) -> None:
 
 
 def _reason_to_leave_out(entry: Path) -> str | None:
-    """Say why an entry of a folder is not read, whatever its role; None if it can be read."""
+    """Return why an entry of a folder is not read, whatever its role; None if it can be read."""
     if entry.name.startswith("."):
         return "hidden"
     if entry.is_dir():

@@ -32,7 +32,7 @@ CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a par
 # No tokenizer here merges a character with white space after it, so such a cut changes no ids.
 CUT = re.compile(r"(?<=\S)[ \n]")
 BLOCK_BYTES = 1 << 18
-READ_ERRORS = (OSError, EOFError, zlib.error)  # of plain and of compressed files
+READ_ERRORS = (OSError, EOFError, zlib.error)  # raised for plain and for compressed files
 
 # Longer beginnings come before shorter ones that they begin with.
 ENCODINGS = {
@@ -71,7 +71,7 @@ Reader = Callable[[], Iterator[Piece]]  # each call reads from the beginning
 
 @dataclass
 class Tally:
-    """What was read from a file, or from a split of the hub."""
+    """Counts the documents read from a file, or from a split of the hub."""
 
     name: str
     documents: int = 0
@@ -97,7 +97,7 @@ class Tally:
 
 
 def _find_markup(text: str) -> str | None:
-    """Say what a text seems to be by its first characters; None for plain text."""
+    """Return what a text seems to be by its first characters; None for plain text."""
     return next((what for what, start in BEGINNINGS.items() if start.match(text)), None)
 
 
@@ -166,9 +166,9 @@ def _documents(file: IO[str], block: int) -> Iterator[Piece]:
             pending = pending.lstrip()
         while len(pending) > limit:
             cuts = CUT.finditer(pending, max(1, limit - CUT_CHARACTERS), limit)
-            cut = max((match.start() for match in cuts), default=limit)
-            yield Piece(pending[:cut], ends_document=False)
-            pending, is_open = pending[cut:], True
+            end = max((match.start() for match in cuts), default=limit)
+            yield Piece(pending[:end], ends_document=False)
+            pending, is_open = pending[end:], True
     if (rest := pending.rstrip()) or is_open:
         yield Piece(rest)
 
@@ -189,7 +189,7 @@ def not_utf8(path: Path) -> SweepError:
 
 
 def _explain_bytes(path: Path) -> tuple[str, str]:
-    """Say what a file that is not UTF-8 text seems to be, and where, and how to convert it."""
+    """Return what a file that is not UTF-8 text seems to be, with the place, and a remedy."""
     with open_file(path, "rb") as file:
         start = file.read(BLOCK_BYTES)
     for mark, encoding in ENCODINGS.items():
@@ -223,7 +223,7 @@ def _utf16_without_mark(start: bytes) -> str | None:
 def _find_bad_byte(path: Path) -> tuple[str, int]:
     """Return the place of the first byte that is NUL or not UTF-8, in words, and its value."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    line, size = 1, 0  # of the bytes before the block
+    line, size = 1, 0  # counted before the block
     with open_file(path, "rb") as file:
         while True:
             block = file.read(BLOCK_BYTES)

@@ -24,8 +24,8 @@ from sweep.data.plain_text import (
 )
 from sweep.errors import SweepError, cut
 
-MAX_LINE_CHARACTERS = 1 << 26  # of a JSON or CSV file
-MAX_ARRAY_CHARACTERS = 1 << 28  # of a file that is one JSON array, which is parsed as a whole
+MAX_LINE_CHARACTERS = 1 << 26  # in a JSON or CSV file
+MAX_ARRAY_CHARACTERS = 1 << 28  # a file with one JSON array is parsed as a whole
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 OTHER_DELIMITERS = (";", "\t", ",", "|")
 REMEDIES = {
@@ -33,7 +33,7 @@ REMEDIES = {
     "tsv": "Save the table as .csv or .jsonl, whose texts can hold tabs, line breaks and quotes.",
 }
 BATCH_ROWS = 100
-TEXT_TYPES = ("string", "large_string", "string_view")  # of Arrow
+TEXT_TYPES = ("string", "large_string", "string_view")  # names of Arrow
 
 Texts = Iterator[tuple[str, Any]]  # the place of each row in words, and what its column holds
 

@@ -34,7 +34,7 @@ from sweep.trial.files import cache_dir, read_json, require_cache, sha256_of, wr
 from sweep.trial.lease import try_lock
 
 TOKENIZER = "tokenizer.json"
-TOKENS_FORMAT = 4  # of the files, and of how texts are read
+TOKENS_FORMAT = 4  # increased if the files, or the reading of texts, change
 TSV_TOKENS_FORMAT = 5  # format 4 joined the rows between two quotes that began fields
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
@@ -124,7 +124,7 @@ class TokenizedText:
     valid_documents: int
     valid_bytes: int  # UTF-8 bytes of the documents, without separators
     end: int  # id that ends each document
-    counts: dict[str, Any]  # of data.json
+    counts: dict[str, Any]  # the content of data.json
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -35,7 +35,7 @@ from sweep.training.step import TrainingStep
 
 STEPS = 3  # per point; the first creates optimizer states, the others are timed
 SLOW = 0.6  # share of the best throughput of smaller points
-POINT_SECONDS = 600  # of a point on a GPU, whose driver may hang; longer for more steps
+POINT_SECONDS = 600  # limit for a point on a GPU, whose driver may hang; longer for more steps
 WARM_UP_STEPS = 2  # first steps of a soak, not part of the slope
 LEAST_SOAK = WARM_UP_STEPS + 3  # a slope needs three points for its interval
 

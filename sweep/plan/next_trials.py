@@ -29,7 +29,7 @@ class TrialRecord:
     row: PlannedTrial
     state: State
     cause: Cause | None
-    value: float | None  # that batch sizes are compared by; None if the trial has none
+    value: float | None  # `compared_value`; None if the trial has none
 
     @property
     def is_open(self) -> bool:
@@ -71,9 +71,9 @@ def next_trials(
     many seeds gave one result that the training seems to ignore its seed.
 
     Args:
-        plan: of the sweep, with all trials that it has.
+        plan: the plan of the sweep, with all its trials.
         experiment: what the command asks for: policy, batch sizes, tolerance and most seeds.
-        records: of the trials of the plan; those of other policies are not used.
+        records: how the trials of the plan ended; other policies are not used.
     """
     cells, batch_count = experiment.cells, len(experiment.batches)
     by_id = {record.row.id: record for record in records}

@@ -23,7 +23,7 @@ from sweep.plan.plan import (
 )
 from sweep.plan.steps import common_budget, tokens_per_trial
 
-MOST_BUDGET_FACTOR = 10  # of a common budget over the sweep's own, above which none is proposed
+MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
 TABLES: tuple[type[Settings], ...] = (Experiment, Execution, Services)
 SETTINGS = {setting.name: setting for table in TABLES for setting in settings_of(table)}
 SERVICES = {setting.name for setting in settings_of(Services)}
@@ -38,9 +38,9 @@ class Proposal:
 
     command: str
     experiment: Experiment
-    plan: Plan  # with all trials of the folder
+    plan: Plan  # includes all trials of the folder
     requested: frozenset[str]  # ids of the trials that it names
-    is_elsewhere: bool  # in a new folder, without trials
+    is_elsewhere: bool  # whether it has a new folder, without trials
 
     def trials_to_run(self, records: Sequence[TrialRecord]) -> list[PlannedTrial]:
         """Return the trials that the command certainly trains; others may follow from them."""
@@ -60,7 +60,7 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
     Args:
         plan: the sweep as it is.
         changes: values by the name of a flag; None removes the flag.
-        is_elsewhere: whether the command has another --out, so that its plan begins anew.
+        is_elsewhere: whether the command has another --out, and therefore a new plan.
 
     Raises:
         SweepError: if the command would be refused, if its steps do not fit by forecast, or if the

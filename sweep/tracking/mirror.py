@@ -41,7 +41,7 @@ NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 COLOR, TABLE = "mlflow.runColor", "trials.json"
 LOG_FILE, CURVE_FILE = "log.txt", "metrics.jsonl"
 MIRRORED_FILES = ("config.json", "result.json", CURVE_FILE, "valid_losses.npy", LOG_FILE)
-LOG_END_BYTES = 1 << 20  # of the beginning and of the end of a log
+LOG_END_BYTES = 1 << 20  # kept at the beginning and at the end of a log
 
 
 class Mirror(threading.Thread):
@@ -379,7 +379,7 @@ def _point(line: dict[str, Any]) -> tuple[int, int]:
 
 
 def _shorten_log(log: Path, folder: Path) -> Path:
-    """Copy the beginning and the end of a log into a folder; say what is left out, and where."""
+    """Copy the beginning and the end of a log into a folder, with a line about the rest."""
     copy = folder / log.name
     with log.open("rb") as source, copy.open("wb") as target:
         size = source.seek(0, os.SEEK_END)

@@ -58,7 +58,7 @@ class Progress:
     log_seconds: float = 0.0  # training seconds at the last log point
     charged_at: float = field(default_factory=time.perf_counter)  # valid in one process only
     peak_memory_bytes: int = 0  # over all attempts
-    instruction_sets: list[str] = field(default_factory=list)  # of all attempts on a CPU
+    instruction_sets: list[str] = field(default_factory=list)  # different ones of all attempts
 
     def charge(self, account: str) -> None:
         """Add the time since the last charge to the total and `seconds_ACCOUNT`, except `other`."""

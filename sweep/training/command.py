@@ -33,7 +33,7 @@ POLL_SECONDS = 0.02
 SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 END_BYTES = 1 << 14  # size of the end of the output, which may name the reason of a failure
-MAX_LINE_BYTES = 1 << 20  # of a line in the log
+MAX_LINE_BYTES = 1 << 20  # longest line of the log
 # Parts of the steps; each keeps its last line with a validation value, and its last one without.
 MOST_POINTS = 1000
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
@@ -98,8 +98,8 @@ class Report:
         if self.lines:
             self.lines[self.step][SECONDS], self._read_at = self.seconds, time.monotonic()
         path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
-        text = "".join(f"{json.dumps(line)}\n" for line in self.lines.values())  # of ASCII
-        check_curve_bytes(len(text))
+        text = "".join(f"{json.dumps(line)}\n" for line in self.lines.values())
+        check_curve_bytes(len(text))  # the text is ASCII
         with replacing(path, self.store.check) as part:
             part.write_text(text)
         return sha256_of_file(path)

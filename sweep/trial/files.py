@@ -18,7 +18,7 @@ from sweep.errors import CorruptFile, SweepError, causes_of, printable, reason_o
 from sweep.version import FORMAT_VERSION
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
-MAX_CURVE_BYTES = MAX_JSON_BYTES  # of metrics.jsonl, by its writers and its reader
+MAX_CURVE_BYTES = MAX_JSON_BYTES  # limit of metrics.jsonl for its writers and its reader
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 POSITION = {"time": int | float, "step": int, "tokens": int}  # keys that are not metrics
 STORAGE_REMEDIES: dict[int, str] = {

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweep
-from sweep.analysis.any_table import FACTORS, TextTable, read_one_table, read_state, read_table
+from sweep.analysis.any_table import read_one_table, read_table
 from sweep.analysis.audit import audit
+from sweep.analysis.cells import FACTORS, read_state
+from sweep.analysis.text_tables import TextTable
 from sweep.errors import SweepError
 from sweep.trial.folder import State
 
@@ -506,7 +508,14 @@ def test_what_is_unknown_or_unequal_makes_an_answer_provisional(change, says):
     assert answer.provisional and says in " ".join(answer.reasons)
 
 
-@pytest.mark.parametrize("change", [{"n_layer": [4, 8] * 12}, {"epochs": [1, 2] * 12}])
+OTHER_TRAININGS = [
+    {"n_layer": [4, 8] * 12},
+    {"epochs": [1, 2] * 12},
+    {"tokens_per_sequence": [64, 128] * 12},
+]
+
+
+@pytest.mark.parametrize("change", OTHER_TRAININGS)
 def test_rows_of_other_models_or_epochs_are_refused(change):
     with pytest.raises(SweepError, match="must be the same in all rows"):
         sweep.answer(TUNED.assign(**change))
@@ -568,6 +577,12 @@ def test_an_answer_is_about_one_model_data_set_and_schedule(column):
     trials = REPORTS.assign(**{column: ["a", "b", "a"] * 4})
     with pytest.raises(SweepError, match="must be the same in all rows"):
         sweep.answer(trials, "val_loss")
+
+
+def test_an_answer_needs_headers_with_one_meaning():
+    models = {"Model": ["a", "b"] * 12, "Architecture": ["c", "d"] * 12}
+    with pytest.raises(SweepError, match="each header must have one meaning"):
+        sweep.answer(TUNED.assign(**models))
 
 
 def test_a_page_with_two_tables_has_no_one_answer(tmp_path):

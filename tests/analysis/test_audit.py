@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweep.analysis.any_table import TextTable, read_table, read_tables
+from sweep.analysis.any_table import read_table, read_tables
 from sweep.analysis.audit import audit
 from sweep.analysis.checks import FAIL, check_rows
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
 from sweep.analysis.rules import RULES, explain_log_rows, prepare
+from sweep.analysis.text_tables import TextTable
 from sweep.errors import SweepError
 from tests.analysis.fake_sweeps import write_fake_sweep
 
