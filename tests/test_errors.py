@@ -280,42 +280,45 @@ def test_no_cell_or_header_of_a_table_is_repeated_at_length(refuse, tmp_path, ki
     assert message and echoed(message, LONG[kind]) <= MOST_CHARACTERS, message
 
 
-def test_a_parser_tells_its_reason_and_the_line(tmp_path):
-    path = tmp_path / "mine.toml"
-    for content, says in (
-        (b"budget = 1\nbatches = [4\nlr = 3\n", "line 3"),
-        (b"budget = 1\n\nlr = \n", "line 3"),
-        (b"budget = 1\nlr = '\xff'\n", "line 2 has bytes that are not UTF-8"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(SweepError, match=f"must be TOML, but .*{says}"):
-            load_experiment(str(path))
-    for content, says in (
-        (b'{"trials": [\n1,\n', "line 3"),
-        (b'{"a": 1}\n{"b": 2}', "line 2"),
-        (b'{"a": 1,\n\n"\xff": 2}', "line 3 has bytes that are not UTF-8"),
-        (b"[1]", "not an object"),
-        (b"[" * 100_000, "nested too deeply"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(CorruptFile, match=f"must be JSON, but .*{says}"):
-            read_json(path)
-    for content, says in (
-        (b'{"time": 1.0, "step": 1, "tokens": 1}\n{"time": \n', "line 2.*column"),
-        (b'{"time": 1.0, "step": 1, "tokens": 1}\n{"time": "x"}\n', "line 2.*point of curves"),
-        (b"\n", "line 1"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(CorruptFile, match=f"is damaged in {says}"):
-            read_metrics(path)
-    for content, says in (
-        (b"a,b\n1,2\n1,2,3\n", "line 3"),
-        (b"a,b\n1,2\n1,\xff\n", "line 3 has bytes that are not UTF-8"),
-        (b"", "No columns"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(SweepError, match=f"must be a CSV file, but .*{says}"):
-            read_csv(path)
+POINT = b'{"time": 1.0, "step": 1, "tokens": 1}\n'
+BROKEN = [
+    (
+        load_experiment,
+        SweepError,
+        "must be TOML, but .*line 3",
+        b"budget = 1\nbatches = [4\nlr = 3\n",
+    ),
+    (load_experiment, SweepError, "must be TOML, but .*line 3", b"budget = 1\n\nlr = \n"),
+    (
+        load_experiment,
+        SweepError,
+        "TOML, but line 2 has bytes that are not UTF-8",
+        b"a = 1\nb = '\xff'\n",
+    ),
+    (read_json, CorruptFile, "must be JSON, but .*line 3", b'{"trials": [\n1,\n'),
+    (read_json, CorruptFile, "must be JSON, but .*line 2", b'{"a": 1}\n{"b": 2}'),
+    (read_json, CorruptFile, "line 3 has bytes that are not UTF-8", b'{"a": 1,\n\n"\xff": 2}'),
+    (read_json, CorruptFile, "must be JSON, but .*not an object", b"[1]"),
+    (read_json, CorruptFile, "must be JSON, but .*nested too deeply", b"[" * 100_000),
+    (read_metrics, CorruptFile, "damaged in line 2.*column", POINT + b'{"time": \n'),
+    (read_metrics, CorruptFile, "damaged in line 2.*point of curves", POINT + b'{"time": "x"}\n'),
+    (read_metrics, CorruptFile, "damaged in line 1", b"\n"),
+    (read_csv, SweepError, "must be a CSV file, but .*line 3", b"a,b\n1,2\n1,2,3\n"),
+    (read_csv, SweepError, "line 3 has bytes that are not UTF-8", b"a,b\n1,2\n1,\xff\n"),
+    (read_csv, SweepError, "must be a CSV file, but .*No columns", b""),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "error", "says", "content"),
+    BROKEN,
+    ids=[f"{read.__name__} {says}" for read, _, says, _ in BROKEN],
+)
+def test_a_parser_tells_its_reason_and_the_line(tmp_path, read, error, says, content):
+    path = tmp_path / "file.toml"
+    path.write_bytes(content)
+    with pytest.raises(error, match=says):
+        read(str(path) if read is load_experiment else path)
 
 
 def test_a_config_of_a_model_that_is_no_json_is_refused_with_its_line(tmp_path):
