@@ -193,14 +193,12 @@ def refuse_large(path: Path) -> None:
         raise SweepError(f"{path} must have at most {most}. Leave out rows or columns.")
 
 
-def read_csv(path: Path, as_text: bool = False) -> pd.DataFrame:
-    """Read a table; with `as_text` every cell is a text, or NaN if it is empty."""
-    options: dict[str, Any] = {"low_memory": False, "compression": None}
-    if as_text:
-        options |= {"dtype": str, "keep_default_na": False, "na_values": [""]}
+def read_csv(path: Path) -> pd.DataFrame:
+    """Read a table written by `sweep`; every cell is a text, or NaN if it is empty."""
+    texts: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]}
     try:
         refuse_large(path)
-        table: pd.DataFrame = pd.read_csv(path, **options)
+        table: pd.DataFrame = pd.read_csv(path, compression=None, **texts)
         return table
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or reason_of(_of_whole_file(error, path))
@@ -269,7 +267,7 @@ def _with_formula(value: Any) -> Any:
 
 def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
     """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
-    table = read_csv(path, as_text=True)
+    table = read_csv(path)
     for name in map(str, table):
         if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
             table[name] = to_numbers(table[name])
@@ -289,7 +287,7 @@ def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
     def refuse(requirement: str) -> NoReturn:
         raise SweepError(f"{path} must {requirement}. Restore it.")
 
-    table = read_csv(path, as_text=True)
+    table = read_csv(path)
     for name in ("id", "step", "tokens"):
         if name not in table:
             refuse(f"have the column {name}")
