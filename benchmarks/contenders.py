@@ -21,14 +21,14 @@ from memory import trial_config
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.models import autocast, build_model
+from sweep.models.build import autocast, build_model
 from sweep.plan.steps import learning_rate_at
 from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import TrialFolder, TrialStatus
-from sweep.workloads import build_workload
+from sweep.workloads.build import build_workload
 
 WARM_UP = 10  # steps
 WINDOWS = 32  # distinct batches, repeated by the contenders other than sweep

@@ -19,7 +19,7 @@ from contenders import benchmarked, windows
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.models import autocast, build_model
+from sweep.models.build import autocast, build_model
 
 WARM_UP = 4  # steps before the capture
 COMPARED = 20  # steps whose losses must agree with those without a graph

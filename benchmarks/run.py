@@ -23,8 +23,8 @@ from ratios import ratio
 from record import record
 
 from sweep.config.experiment import load_experiment
-from sweep.config.objects import load_object
 from sweep.config.trial import Execution
+from sweep.data.synthetic_stories import open_split, synthetic_identity
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
@@ -162,9 +162,7 @@ def chunked_loss(folder: Path) -> dict[str, object]:
     import torch
     import torch.nn.functional as F
 
-    from sweep.experiments.cross_entropy import (  # type: ignore[import-untyped]
-        linear_cross_entropy,
-    )
+    from sweep.models.loss import linear_cross_entropy
 
     weight = torch.randn(10_000, 512).mul_(0.02).requires_grad_()
 
@@ -175,7 +173,7 @@ def chunked_loss(folder: Path) -> dict[str, object]:
             loss = linear_cross_entropy(hidden, weight, targets, rows)
         else:
             loss = F.cross_entropy(F.linear(hidden, weight), targets, reduction="sum")
-        (loss / len(targets)).backward()
+        (loss / len(targets)).backward()  # type: ignore[no-untyped-call]
         return time.perf_counter() - start
 
     ratios: dict[str, object] = {}
@@ -210,10 +208,9 @@ def tokenizing(folder: Path) -> dict[str, object]:
     """Time training a tokenizer of 2,048 tokens on a text and tokenizing it."""
     text = folder / "text"
     text.mkdir()
-    stories = load_object("synthetic")
-    identity = stories.identity(train=60_000, valid=500)
+    identity = synthetic_identity(train=60_000, valid=500)
     for split in ("train", "valid"):
-        documents = (piece.text for piece in stories.open(identity, split)())
+        documents = (piece.text for piece in open_split(identity, split)())
         (text / f"{split}.txt").write_text("\n<|endoftext|>\n".join(documents))
     size = sum(file.stat().st_size for file in text.iterdir())
 

@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from sweep.experiments import SHIPPED
-
 # Control characters except tab and line feed, and those that reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 ADDRESS = re.compile(  # or the parameters of one whose start is not shown
@@ -103,7 +101,7 @@ def describe_error(error: BaseException) -> str:
 
 def user_location(error: BaseException) -> str:
     """Return ` (FILE, line N)` of the last line of the user's code in a traceback, or ""."""
-    libraries = (str(Path(__file__).parent), str(SHIPPED), sysconfig.get_path("stdlib"), "<")
+    libraries = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f[0]]
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import sweep
-from sweep.experiments.synthetic_stories import synthetic_documents, synthetic_identity
+from sweep.data.synthetic_stories import synthetic_documents, synthetic_identity
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.folder import SweepFolder
 from tests.servers import load_stored_sweep

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sweep.experiments.synthetic_stories import synthetic_documents, synthetic_identity
+from sweep.data.synthetic_stories import synthetic_documents, synthetic_identity
 
 END = "<|endoftext|>"
 CONTEXT = 64

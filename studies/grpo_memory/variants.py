@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments.grpo import Grpo
-from sweep.models import autocast
+from sweep.models.build import autocast
+from sweep.workloads.grpo import Grpo
 
 
 class PlainLogits(Grpo):

@@ -12,8 +12,8 @@ from sweep.config.models import MODEL_PRESETS
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import identify_data
 from sweep.data.tokens import SequenceStream, prepare_data
-from sweep.experiments.pretrain import gather
-from sweep.models import build_model
+from sweep.models.build import build_model
+from sweep.workloads.pretrain import gather
 
 parser = argparse.ArgumentParser()
 for name in ("--batch-size", "--steps", "--seed"):

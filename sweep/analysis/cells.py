@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from sweep.analysis.frames import MOST_DIGITS, NUMBERS, TRIAL_COLUMNS
 from sweep.analysis.text_tables import TextTable
-from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import cut, printable
+from sweep.resources import read_toml
 from sweep.trial.folder import Cause, State
 
 _TOML = read_toml(__file__, "headers.toml")

@@ -15,9 +15,9 @@ from scipy.special import fdtrc
 
 from sweep.analysis.critical_batch_size import StepsCurve
 from sweep.analysis.rules import RULES, TrialTable
-from sweep.config import read_toml
 from sweep.plan.decision import ALPHA
 from sweep.plan.rates import PATIENCE
+from sweep.resources import read_toml
 
 TABLE: dict[str, dict[str, Any]] = read_toml(__file__, "checks.toml")
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from sweep.config import read_toml
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
+from sweep.resources import read_toml
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder
 

@@ -12,9 +12,9 @@ from scipy.stats import linregress
 from sweep.analysis.answer import join
 from sweep.analysis.frames import Estimate
 from sweep.analysis.rates import TunedRate
-from sweep.config import read_toml
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan
+from sweep.resources import read_toml
 
 RULES: dict[str, str] = read_toml(__file__, "scaling.toml")  # name and source of each rule
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from sweep.config import read_toml, settings
+from sweep.config import settings
 from sweep.config.models import (
     MODEL_PRESETS,
+    SIZES,
     ModelSettings,
     Positive,
     ReplacedSize,
@@ -20,20 +21,20 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count, parse_options
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.objects import (
-    OF_COMMANDS,
-    check_command,
-    is_shipped,
-    load_object,
-    title_of_command,
-)
+from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
-from sweep.experiments import SHIPPED
+from sweep.resources import EXPERIMENTS, read_toml, shipped_experiments
+from sweep.usercode.commands import check_command, title_of_command
 
+# Settings of a command's experiment; the others belong to trainings of this package. The optimizer
+# and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
+SETTINGS_OF_COMMANDS = (
+    *("name", "question", "command", "code_folder", "context", "budget", "batches", "lr", "seeds"),
+    *("tuning", "answer", "declared", "optimizer", "schedule"),
+)
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
@@ -132,8 +133,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
 class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
-    # source of prompts and rewards: words, text, or your module:object
-    task: Annotated[str, settings.one_of("words", "text")] = "words"
+    # source of prompts and rewards: words, text, chess, or your module:object
+    task: Annotated[str, settings.one_of("words", "text", "chess")] = "words"
     reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
     group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
     """Completions per prompt."""
@@ -204,7 +205,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
     """Settings of the training that an experiment shares with each of its trials."""
 
     model: Annotated[ModelSettings, Flag()]
-    """tinystories, small, quick, gpt2, elman, hf:OWNER/NAME, a folder, or your module:object."""
+    """tinystories, small, quick, gpt2, hf:OWNER/NAME, a folder, or your module:object."""
     workload: Annotated[
         str, settings.one_of("pretrain", "grpo", "quadratic", "command"), Flag(Group.MODEL)
     ] = "pretrain"
@@ -241,7 +242,7 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         of_grpo = (self.grpo.task, self.grpo.reward or "") if self.grpo else ()
         optimizers = (self.optimizer.name, *getattr(self, "optimizers", ()))
         names = (self.workload, own_model, *of_grpo, *optimizers, self.schedule.name)
-        return [name for name in dict.fromkeys(names) if ":" in name and not is_shipped(name)]
+        return [name for name in dict.fromkeys(names) if ":" in name]
 
 
 def _read_seeds(value: Any) -> Any:
@@ -293,6 +294,8 @@ class Experiment(TrainingSettings):
     init: Annotated[str | None, Flag(Group.MODEL, metavar="DIR")] = None
     """Weights to start from: hf:OWNER/NAME, or the folder of a model or of a trial."""
     model_source: Annotated[str | None, Field(exclude=True)] = None  # what `model` names
+    # folder of the experiment's file, in which modules of user code are found
+    code_folder: Annotated[str | None, Field(exclude=True)] = None
     # sizes of a model of transformers, or of the experiment, that are not used
     replaced_sizes: Annotated[tuple[ReplacedSize, ...], Field(exclude=True)] = ()
     tuning: TuningSettings = TuningSettings()
@@ -417,7 +420,7 @@ def load_experiment(
         left_out = {key: fields[key] for key in SIZES if key in fields}
         fields = {key: value for key, value in fields.items() if key not in SIZES}
     merged = settings.merge_settings(Experiment, fields, flags)
-    fields = load_object("with_transformers")(merged, usual, flags, keeps_model_sizes)
+    fields = with_transformers(merged, usual, flags, keeps_model_sizes)
     is_of_transformers = fields is not merged
     is_other_model |= is_of_transformers and "init" in flags
     if is_other_model and "schedule" not in flags and not _is_path(name or ""):
@@ -563,7 +566,7 @@ def _own_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, An
     workload, command = str(fields.get("workload", "")), fields.get("command")
     if command is not None:
         refuse_secrets(str(command))
-        if others := sorted(fields.keys() - {*OF_COMMANDS["experiment"]}):
+        if others := sorted(fields.keys() - {*SETTINGS_OF_COMMANDS}):
             is_in_file = "command" in flags and others[0] not in flags
             subject = f"experiment {fields['name']!r}" if is_in_file else cut(others[0])
             problem = "does not apply to a command, which has its own model, data and training"
@@ -586,15 +589,16 @@ def _is_path(name: str) -> bool:
 
 
 def _read_experiment(name: str) -> dict[str, Any]:
-    path = Path(name) if _is_path(name) else SHIPPED / f"{name}.toml"
+    path = Path(name) if _is_path(name) else EXPERIMENTS / f"{name}.toml"
     if not path.is_file():
-        names = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+        names = shipped_experiments()
         problem = f"experiment must be a TOML file or one of {', '.join(names)}, got {name!r}."
         raise SweepError(f"{problem} {did_you_mean(name, names) or 'Check the path.'}")
     try:
         if path.stat().st_size > MAX_EXPERIMENT_BYTES:
             raise ValueError(f"it has more than {MAX_EXPERIMENT_BYTES} bytes")
         fields = {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        fields["code_folder"] = str(path.parent)
         repr(fields)  # raises for integers that are too long to print
         return fields
     except (ValueError, RecursionError) as error:  # also of the encoding

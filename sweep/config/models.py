@@ -5,10 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
-from sweep.config import read_toml
 from sweep.config.hub import PREFIX
 from sweep.config.settings import Settings
 from sweep.errors import SweepError, did_you_mean
+from sweep.resources import read_toml
+
+SIZES = ("vocabulary", "context")  # settings of an experiment that belong to its model
 
 Positive = Annotated[int, Field(gt=0, le=10**9, strict=True)]
 Layers = Annotated[int, Field(gt=0, le=10_000, strict=True)]

@@ -126,6 +126,7 @@ class TrialConfig(Settings):
     microbatch_size: int  # as planned; state.json records a smaller one after out-of-memory
     data_path: str | None = None  # if data is a path; relative to the sweep folder
     init_path: str | None = None  # folder of the initial weights; relative to the sweep folder
+    code_path: str | None = None  # folder of modules of user code; relative to the sweep folder
 
     @property
     def group_size(self) -> int:

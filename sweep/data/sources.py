@@ -7,7 +7,7 @@ Empty documents are dropped and counted. Data sets of the Hugging Face hub are r
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,21 +15,34 @@ from typing import Any
 
 import numpy as np
 
-from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face, parse_hub_name
-from sweep.config.objects import load_object
+from sweep.data import synthetic_stories, tinystories
 from sweep.data.files import TEXT_ROLE, DataFiles, format_of, locate_files, name_list
 from sweep.data.plain_text import SEPARATOR, Piece, Reader, Tally, parse_text
 from sweep.data.tables import parse_table, read_split
 from sweep.errors import SweepError, cut
+from sweep.resources import sha256_of_file
 from sweep.trial.files import sha256_of
 
-SHIPPED = ("tinystories", "synthetic")  # sources that are objects of the shipped experiments
 HUB_VALID_NAMES = ("valid", "validation", "val")  # splits; the identity does not tell which
 TEXT = "text"  # name of a table's column unless the identity has another
 SPLITS = ("train", "valid")
 # The split of data without a validation file; a part of their identity.
 SPLIT_RULE: dict[str, Any] = {"by": "document hash", "valid_fraction": 0.05, "version": 1}
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """A source that --data knows by name."""
+
+    identity: Callable[[], dict[str, Any]]  # in values of canonical JSON
+    open_split: Callable[[dict[str, Any], str], Reader]  # `train` or `valid` of an identity
+
+
+NAMED = {
+    "tinystories": NamedSource(tinystories.identity, tinystories.open_split),
+    "synthetic": NamedSource(synthetic_stories.synthetic_identity, synthetic_stories.open_split),
+}
 
 
 class CountedReader:
@@ -56,7 +69,7 @@ class OpenData:
 
 
 def is_path(source: str) -> bool:
-    return source not in SHIPPED and not source.startswith("hf:")
+    return source not in NAMED and not source.startswith("hf:")
 
 
 def is_table(identity: dict[str, Any]) -> bool:
@@ -76,8 +89,8 @@ def identify_data(source: str, column: str = TEXT) -> dict[str, Any]:
 
 
 def _identify(source: str) -> dict[str, Any]:
-    if source in SHIPPED:
-        return dict(load_object(source).identity())
+    if source in NAMED:
+        return dict(NAMED[source].identity())
     if is_path(source):
         return _identify_files(find_files(source).roles)
     repository, revision = parse_hub_name(source, "data")
@@ -115,9 +128,8 @@ def _has_text(path: Path) -> bool:
 def open_data(identity: dict[str, Any], path: str | None) -> OpenData:
     """Return a reader of each split; download and split the data if necessary."""
     column = identity.get("column", TEXT)
-    if identity["name"] in SHIPPED:  # valid, the small one, comes first
-        source = load_object(identity["name"])
-        return OpenData({split: source.open(identity, split) for split in reversed(SPLITS)})
+    if source := NAMED.get(identity["name"]):  # valid, the small one, comes first
+        return OpenData({split: source.open_split(identity, split) for split in reversed(SPLITS)})
     if identity["name"] == "hf":
         counted, left_out = _open_hub(identity["repository"], identity["revision"], column)
     else:

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sweep.config import sha256_of_file
 from sweep.config.hub import model_folder
 from sweep.config.trial import TokenizerSettings
 from sweep.data import sources
 from sweep.data.plain_text import SEPARATOR, Piece
 from sweep.errors import SweepError, user_code
+from sweep.resources import sha256_of_file
 from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, require_cache, sha256_of, write_json
 from sweep.trial.lease import try_lock

@@ -12,11 +12,11 @@ from sweep.config.numbers import format_bytes
 from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError, describe_error
 from sweep.memory.search import Forecast, find_largest
-from sweep.models import build_without_weights, weight_dtype
+from sweep.models.build import build_without_weights, weight_dtype
 from sweep.training.parallel import layers_of
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
-from sweep.workloads import build_workload, count_flops
+from sweep.workloads.build import build_workload, count_flops
 
 STAGES = get_args(Execution.model_fields["zero"].annotation)
 CPU = torch.device("cpu")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from sweep.config.objects import require_extra
 from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 from sweep.orchestration.ray_executor import RayExecutor
@@ -13,6 +12,7 @@ from sweep.plan.retry import Outcome
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, outcome_of
 from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.usercode.objects import require_extra
 
 
 class Executor(Protocol):

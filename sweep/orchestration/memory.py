@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sweep.config.experiment import SIZES
+from sweep.config.models import SIZES
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError

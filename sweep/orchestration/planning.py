@@ -11,7 +11,6 @@ from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
 from sweep.config.hub import PREFIX
-from sweep.config.objects import OF_COMMANDS, describe_objects, identify_code, object_name
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
@@ -31,7 +30,10 @@ from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder, identify_start, weights_of
+from sweep.usercode.identity import describe_objects, identify_code
+from sweep.usercode.objects import add_code_folder, object_name
 
+EXECUTION_OF_COMMANDS = ("device", "microbatch", "accumulation", "devices", "keep")
 LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
@@ -81,6 +83,8 @@ def read_request(
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
     folder = SweepFolder(Path(out or Path("results") / parsed.name))
     refuse_links(folder.path)
+    if parsed.code_folder:
+        add_code_folder(Path(parsed.code_folder).absolute())
     if objects := parsed.user_objects:
         if services.no_user_code:
             raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
@@ -197,7 +201,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     if experiment.command is not None:
-        if others := sorted(chosen.model_fields_set - {*OF_COMMANDS["execution"]}):
+        if others := sorted(chosen.model_fields_set - {*EXECUTION_OF_COMMANDS}):
             raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
         if (size or parts) and not experiment.passes("microbatch_size", "accumulation"):
             needed = "need {microbatch_size} or {accumulation} in the command"
@@ -280,8 +284,8 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
     from sweep.training.device import is_out_of_memory
-    from sweep.training.parallel import build_optimizer
-    from sweep.workloads import inspect_workload
+    from sweep.training.optimizer import build_optimizer
+    from sweep.workloads.build import inspect_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
@@ -316,6 +320,8 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     if objects := experiment.user_objects:
         names = tuple(Declared.model_fields)
         fields["code"], declared = run_job(identify_code, objects, names)
+        if experiment.code_folder:
+            fields["code_path"] = _relative_to(folder, experiment.code_folder)
         if experiment.workload in objects:
             own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
             experiment = experiment.with_declared(own)

@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field
 
 from sweep.config.experiment import Cell, Experiment
 from sweep.config.models import ReplacedSize
-from sweep.config.objects import is_shipped
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, cut
@@ -68,6 +67,7 @@ class Inputs(Settings):
     start: dict[str, Any] | None = None  # identity of the initial weights; None: from the seed
     init_path: str | None = None  # folder of the initial weights, as `data_path`
     code: dict[str, Any] | None = None  # identity of user code
+    code_path: str | None = None  # folder of the experiment's file, which may hold its modules
 
 
 class PlannedModel(Settings):
@@ -136,6 +136,7 @@ class Plan(Inputs):
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
             init_path=self.init_path,
+            code_path=self.code_path,
         )
 
     def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
@@ -216,7 +217,7 @@ def build_plan(
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
         model=PlannedModel(
-            name=name.partition(":")[0] if is_shipped(name) else name,
+            name=name,
             replaced_sizes=experiment.replaced_sizes,
         ),
         tokens_per_sequence=sequence,
@@ -368,6 +369,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,
+            "code_path": new.code_path,
             **new.model_dump(include=ESTIMATES, exclude_none=True),
         }
     )

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sweep.config import read_toml
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings, optimizer_facts
 from sweep.errors import SweepError, did_you_mean
 from sweep.plan.steps import milestone_steps
+from sweep.resources import read_toml
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 RULES: dict[str, str] = read_toml(__file__, "policies.toml")

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
-from sweep.config.objects import load_object
 from sweep.errors import SweepError, user_code
+from sweep.usercode.objects import load_object
 
 
 def tokens_per_trial(

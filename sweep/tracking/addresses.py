@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sweep.config.objects import require_extra
 from sweep.errors import SweepError, without_secrets
+from sweep.usercode.objects import require_extra
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
-from sweep.config import read_toml, sha256_of_file
 from sweep.errors import CorruptFile, SweepError, causes_of, cut, without_secrets
 from sweep.plan.plan import Plan
+from sweep.resources import read_toml, sha256_of_file
 from sweep.tracking.addresses import (
     check_tracking_uri,
     mlflow_address,

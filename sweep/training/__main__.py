@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
-from sweep.config.objects import describe_objects
 from sweep.errors import FolderInUse, SweepError, cut, printable, shorten
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
 from sweep.signals import handle_unless_ignored
@@ -19,6 +18,7 @@ from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, outcome_of, serve
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import Cause, State, TrialFolder, has_failed
+from sweep.usercode.identity import describe_objects
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 
-from sweep.config import sha256_of_file
 from sweep.config.metrics import MetricNames, check_reported_name
-from sweep.config.objects import check_code, fill_placeholders
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, reason_of
+from sweep.resources import sha256_of_file
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.process import ShouldStop, oom_kills
 from sweep.trial import watchdog
 from sweep.trial.files import check_curve_bytes, load_json, replacing
 from sweep.trial.folder import TrialFolder
+from sweep.usercode.commands import fill_placeholders
+from sweep.usercode.identity import check_code
 
 POLL_SECONDS = 0.02
 SAVE_SECONDS = 5.0  # between two copies of the report

@@ -13,10 +13,10 @@ from typing import Self
 
 import torch
 
-from sweep.config import read_toml
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError, text_of
+from sweep.resources import read_toml
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 

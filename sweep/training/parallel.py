@@ -5,21 +5,19 @@ The stages are those of Rajbhandari et al. 2019 (arXiv:1910.02054).
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Adafactor, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError, user_code
-from sweep.models import outer_weights
+from sweep.errors import SweepError
+from sweep.training.optimizer import build_optimizer
 from sweep.workloads import ranks
 from sweep.workloads.workload import Batch
 
@@ -185,43 +183,6 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def build_optimizer(
-    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_sharded: bool = False
-) -> Optimizer | None:
-    """Build the optimizer; None for `none`. With `is_sharded` a process keeps some states only."""
-    if settings.name == "none":
-        return None
-    name, weights = settings.name, [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in weights if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    adamw: dict[str, Any] = {
-        "betas": (settings.beta1, settings.beta2),
-        "eps": settings.eps,
-        "fused": all(p.device.type in ("cpu", "cuda") for p in weights),
-    }
-    muon: dict[str, Any] = {"adamw": adamw, "outer": {*outer_weights(model)}}
-    more = {"adamw": adamw, "muon": muon}.get(name, {})
-    options: dict[str, Any] = settings.options.get(name, {})
-    with user_code(f"optimizer {name!r} must be built from parameter groups, lr and {options}"):
-        if "weight_decay" in options:
-            raise ValueError("weight_decay is set by the groups: use optimizer.weight_decay")
-        kind: Any = BUILT_IN.get(name) or load_object(name)
-        if is_sharded:
-            from torch.distributed.optim import ZeroRedundancyOptimizer
-
-            return ZeroRedundancyOptimizer(groups, kind, lr=learning_rate, **more, **options)
-        optimizer = kind(groups, lr=learning_rate, **more, **options)
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
-        return optimizer
-
-
-BUILT_IN = {"adamw": AdamW, "sgd": SGD, "adafactor": Adafactor}
-
-
 def is_part(value: Tensor) -> bool:
     """Return True for a DTensor, whose type takes half a second to import."""
     return hasattr(value, "full_tensor")
@@ -233,40 +194,3 @@ def whole(value: Tensor) -> Tensor:
 
 def own_part(value: Tensor) -> Tensor:
     return value.to_local() if is_part(value) else value  # type: ignore[attr-defined]
-
-
-class WeightAverage:
-    """A float32 average of parameters over the steps so far (Karras et al. 2024)."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], width: float) -> None:
-        self.parameters = parameters
-        self.power = power_of(width)
-        self.values = [p.detach().clone().float() for p in parameters]
-        self.steps = 0
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self.steps += 1
-        keep = (1 - 1 / self.steps) ** (self.power + 1)
-        for value, parameter in zip(self.values, self.parameters, strict=True):
-            value.lerp_(parameter.to(value.dtype), 1 - keep)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        weights = [parameter.detach().clone() for parameter in self.parameters]
-        try:
-            self._assign(self.values)
-            yield
-        finally:
-            self._assign(weights)
-
-    @torch.no_grad()
-    def _assign(self, values: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.copy_(value)
-
-
-def power_of(width: float) -> float:
-    """Return γ ≥ 0 of a standard deviation with width² = (γ+1)/((γ+2)²(γ+3)), at most 1/12."""
-    polynomial = [1, 7, 16 - width**-2, 12 - width**-2]
-    return max(0.0, float(np.roots(polynomial).real.max()))

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.models import weight_dtype
-from sweep.training.parallel import DataParallel, FullyShard, Parallel, WeightAverage
-from sweep.workloads import build_workload, ranks
+from sweep.models.build import weight_dtype
+from sweep.training.optimizer import WeightAverage
+from sweep.training.parallel import DataParallel, FullyShard, Parallel
+from sweep.workloads import ranks
+from sweep.workloads.build import build_workload
 from sweep.workloads.workload import Batch, Workload
 
 

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 
 from sweep import errors
-from sweep.config.objects import check_code
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.plan.rates import crossing_tokens
@@ -38,6 +37,8 @@ from sweep.training.step import TrainingStep
 from sweep.trial import files, watchdog
 from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
+from sweep.usercode.identity import check_code
+from sweep.usercode.objects import add_code_folder
 from sweep.workloads import ranks
 from sweep.workloads.workload import FinalEvaluation
 
@@ -125,6 +126,8 @@ def _run(
         started = time.perf_counter()
         _seed_everything(science.seed)
         if science.code is not None:
+            if config.code_path:
+                add_code_folder(Path(config.code_path))
             check_code(science.user_objects, science.code)
         step = TrainingStep(config, device)
         if rank:  # equal weights in all processes, but different random numbers from now on

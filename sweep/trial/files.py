@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep.config import read_toml, sha256_of_file
 from sweep.config.metrics import MetricNames
 from sweep.errors import CorruptFile, SweepError, causes_of, printable, reason_of, text_of
+from sweep.resources import read_toml, sha256_of_file
 from sweep.version import FORMAT_VERSION
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23

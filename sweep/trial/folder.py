@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from sweep.config import sha256_of_file
 from sweep.config.hub import PREFIX
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Table, parse_settings
 from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
+from sweep.resources import sha256_of_file
 from sweep.trial.files import (
     find_json,
     find_sha256,
@@ -301,7 +301,7 @@ class SweepFolder:
 
     def located(self, settings: Table) -> Table:
         """Return a plan or a config with absolute paths, which may be relative to this folder."""
-        paths = {name: getattr(settings, name) for name in ("data_path", "init_path")}
+        paths = {name: getattr(settings, name) for name in ("data_path", "init_path", "code_path")}
         for name, path in paths.items():
             if path and not path.startswith(PREFIX):
                 paths[name] = os.path.normpath(self.path.absolute() / path)

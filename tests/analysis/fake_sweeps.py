@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import Plan, PlannedTrial, grow_plan
 from sweep.plan.steps import milestone_steps
+from sweep.resources import sha256_of_file
 from sweep.trial.files import sha256_of, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
 from tests.plans import build_plan

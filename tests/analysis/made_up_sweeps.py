@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
 from sweep.config.experiment import Declared, Experiment, load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
 from sweep.plan.proposal import SERVICES
+from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import fake_result

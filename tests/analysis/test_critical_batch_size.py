@@ -15,10 +15,10 @@ from sweep.analysis.checks import CURVE_CHECKS, PASS
 from sweep.analysis.critical_batch_size import fit_curve, fit_steps, steps_to_target
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
-from sweep.config import sha256_of_file
 from sweep.errors import SweepError
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.steps import milestone_steps
+from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import fake_result, write_fake_sweep

@@ -240,7 +240,7 @@ def test_an_experiment_with_a_model_and_a_text_does_not_fit_a_workload_that_has_
     module("lines", WORKLOAD)
     with pytest.raises(SweepError, match="builds its own model and batches"):
         plan_sweep("quick", workload="lines:Lines")
-    module("text", "from sweep.experiments.pretrain import Pretrain\nclass Text(Pretrain): pass\n")
+    module("text", "from sweep.workloads.pretrain import Pretrain\nclass Text(Pretrain): pass\n")
     with pytest.raises(SweepError, match="reads a model and a text"):
         plan_sweep(workload="text:Text", budget=4096, batches=[4])
     assert plan_sweep("quick", workload="text:Text").model.name == "quick"

@@ -12,12 +12,12 @@ from sweep.config.numbers import (
     parse_batches,
     parse_count,
 )
-from sweep.config.objects import check_code, describe_objects, identify_code
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.process import run_job
+from sweep.usercode.identity import check_code, describe_objects, identify_code
 
 COUNTS = {"327.68M": 327680000, "3.2768e8": 327680000, "0.3268M": 326800, "200k": 200000}
 COUNTS |= {"1B": 10**9, "16G": 16 * 10**9, "16GiB": 16 * 2**30, "1.5MiB": 3 * 2**19}

@@ -30,7 +30,7 @@ WORKER = f"""
 import importlib, pkgutil, runpy, sys
 for name in {NOT_IN_A_WORKER}:
     sys.modules[name] = None  # an import of it fails
-for unit in ("training", "workloads", "models", "data", "experiments"):
+for unit in ("training", "workloads", "models", "data", "usercode"):
     folder = importlib.import_module("sweep." + unit).__path__
     for module in pkgutil.walk_packages(folder, "sweep." + unit + "."):
         importlib.import_module(module.name)

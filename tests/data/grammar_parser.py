@@ -2,7 +2,7 @@
 
 import math
 
-from sweep.experiments.synthetic_stories import (
+from sweep.data.synthetic_stories import (
     SPACE_BEFORE_POINT,
     WORD,
     parse_template,

@@ -8,7 +8,7 @@ import re
 import pandas as pd
 import pytest
 
-from sweep.data import plain_text
+from sweep.data import plain_text, tinystories
 from sweep.data.plain_text import read_text
 from sweep.data.sources import (
     SPLIT_RULE,
@@ -20,7 +20,6 @@ from sweep.data.sources import (
 )
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
-from sweep.experiments import tinystories
 from tests.data.conftest import BYTES, COMMIT, STORIES, json_lines
 
 TEXT = "a cat\n<|endoftext|>\na dog\n"
@@ -214,7 +213,7 @@ def test_a_local_folder_is_never_read_as_a_data_set_of_the_hub(tmp_path, monkeyp
 
 
 DOWNLOAD = f"""
-from sweep.experiments import tinystories
+from sweep.data import tinystories
 tinystories.REPOSITORY, tinystories.REVISION = "someone/stories", {COMMIT!r}
 tinystories.SHA256 = {{"train": {hashlib.sha256(CONTENT).hexdigest()!r}}}
 try:

@@ -5,13 +5,13 @@ import statistics
 
 import pytest
 
-from sweep.errors import SweepError
-from sweep.experiments.synthetic_stories import (
+from sweep.data.synthetic_stories import (
     generate_story,
     story_grammar,
     synthetic_documents,
     synthetic_identity,
 )
+from sweep.errors import SweepError
 from tests.data.grammar_parser import derivation_count, entropy, log_probability
 
 

@@ -28,9 +28,9 @@ from sweep.data.tokens import (
     write_tokens,
 )
 from sweep.errors import SweepError
-from sweep.experiments.pretrain import document_of_targets, gather
 from sweep.trial.files import sha256_of
-from sweep.workloads import build_workload
+from sweep.workloads.build import build_workload
+from sweep.workloads.pretrain import document_of_targets, gather
 from tests.data.conftest import BYTES, PYTHON, STORIES, json_lines
 from tests.workloads.trials import CPU, trial_config
 

@@ -8,7 +8,7 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.experiments.synthetic_stories import synthetic_documents
+from sweep.data.synthetic_stories import synthetic_documents
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sweep.config import sha256_of_file
+from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, TrialFolder

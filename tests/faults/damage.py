@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sweep.config import sha256_of_file
+from sweep.resources import sha256_of_file
 from tests.orchestration.clusters import IMPORTED
 
 INJECT = Path(__file__).parent / "inject"

@@ -16,7 +16,7 @@ import warnings
 
 import torch
 
-from sweep.experiments.noisy_quadratic import NoisyQuadratic
+from sweep.workloads.quadratic import NoisyQuadratic
 
 
 class Rogue(NoisyQuadratic):

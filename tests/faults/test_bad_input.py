@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sweep.cli import main
-from sweep.config import sha256_of_file
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
 from sweep.config.trial import Execution, Services
+from sweep.resources import sha256_of_file
 from sweep.tracking.store import read_record
 from sweep.trial.files import read_json, seal, write_json
 from sweep.trial.folder import SweepFolder

@@ -287,14 +287,14 @@ def test_the_current_folder_hides_no_library(tmp_path, count, executor):
 
 MODULE = """
 from pathlib import Path
-from sweep.experiments.noisy_quadratic import NoisyQuadratic as Own
+from sweep.workloads.quadratic import NoisyQuadratic as Own
 Path(__file__).with_name("imported").touch()
 """
 
 
 FAILING = """
 KEY = "SEC" + "RET"
-from sweep.experiments.noisy_quadratic import NoisyQuadratic
+from sweep.workloads.quadratic import NoisyQuadratic
 class Own(NoisyQuadratic):
     def loss_sum(self, model, batch):
         if batch[0][0] > 0:

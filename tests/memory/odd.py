@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sweep.config.models import MODEL_PRESETS, TransformerSettings
-from sweep.experiments.elman import Elman, ElmanLayer, spectral_scale
-from sweep.experiments.noisy_quadratic import NoisyQuadratic
-from sweep.experiments.transformer import NORM_EPS, Block, Transformer, rotate
+from experiments.elman import Elman, ElmanLayer, spectral_scale
+from sweep.config.experiment import load_experiment
+from sweep.config.models import TransformerSettings, model_preset
+from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
+from sweep.workloads.quadratic import NoisyQuadratic
 
 
 class Leaky(NoisyQuadratic):
@@ -80,7 +81,7 @@ class PlainElmanLayer(ElmanLayer):
 
 
 def plain_elman(vocabulary, context):
-    model = Elman(vocabulary, context, **MODEL_PRESETS["elman"].options)
+    model = Elman(vocabulary, context, **load_experiment("elman").model.options)
     for layer in model.layers:
         layer.__class__ = PlainElmanLayer
     return model
@@ -119,7 +120,7 @@ def softmax(x):
 def handwritten(vocabulary, context):
     """Write the reference model out: autograd keeps every part of norms, softmax and SwiGLU."""
     sizes = {"name": "tinystories", "vocabulary": vocabulary, "context": context}
-    settings = TransformerSettings(**{**dict(MODEL_PRESETS["tinystories"]), **sizes})
+    settings = TransformerSettings(**{**model_preset("tinystories"), **sizes})
     model = Transformer(settings, 0)
     for module in list(model.modules()):
         if isinstance(module, Block):

@@ -22,8 +22,8 @@ PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # published, GiB of peak
 GIB = 2**30
 FAR = 10 * GIB
 ERROR = 0.02  # share of a peak, as docs/memory.md says
-SMALL_ELMAN = {"kind": "object", "name": "elman:Elman", "vocabulary": 256, "context": 64,
-               "options": {"d_model": 96, "layers": 2}}  # fmt: skip
+SMALL_ELMAN = {"kind": "object", "name": "experiments.elman:Elman", "vocabulary": 256,
+               "context": 64, "options": {"d_model": 96, "layers": 2}}  # fmt: skip
 SMALL_GPT2 = {"kind": "hugging_face", "name": "small-gpt2", "architecture": "gpt2",
               "vocabulary": 512, "context": 128,
               "sizes": {"n_positions": 128, "n_embd": 64, "n_layer": 3, "n_head": 4}}  # fmt: skip

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from experiments.elman import FusedCell, spectral_scale
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings, TransformerSettings, model_preset
-from sweep.experiments.elman import FusedCell, spectral_scale
-from sweep.experiments.transformer import rotary_tables, rotate
-from sweep.models import build_model, build_without_weights
+from sweep.models.build import build_model, build_without_weights
+from sweep.models.transformer import rotary_tables, rotate
 from tests.memory.odd import plain_cell
 
 OPT = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -96,7 +96,7 @@ def test_dropout_is_off_whatever_the_architecture_calls_it(architecture, sizes):
 
 
 def test_e1_has_its_published_number_of_parameters():
-    settings = load_experiment("elman").model
+    settings = load_experiment("elman").model.model_copy(update={"name": "experiments.elman:Elman"})
     model = build_without_weights(lambda: build_model(settings, 0))
     assert sum(parameter.numel() for parameter in model.parameters()) == 386_340_864
     assert model.output_weight() is model.embedding.weight

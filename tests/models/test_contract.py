@@ -14,8 +14,8 @@ from sweep.config.models import (
     model_preset,
 )
 from sweep.errors import SweepError
-from sweep.experiments.generation import generate
-from sweep.models import HasHidden, build_model, build_without_weights
+from sweep.models.build import HasHidden, build_model, build_without_weights
+from sweep.models.generation import generate
 
 SIZES = {"vocabulary": 64, "context": 24}
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 24,
@@ -24,7 +24,9 @@ LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "max_position_embeddings": 24}  # fmt: skip
 MODELS = {
     "transformer": TransformerSettings(**{**model_preset("quick"), **SIZES}),
-    "elman": ObjectSettings(name="elman:Elman", options={"d_model": 16, "layers": 2}, **SIZES),
+    "elman": ObjectSettings(
+        name="experiments.elman:Elman", options={"d_model": 16, "layers": 2}, **SIZES
+    ),
     "gpt2": HuggingFaceSettings(name="gpt2", architecture="gpt2", sizes=GPT2, **SIZES),
     "llama": HuggingFaceSettings(name="llama", architecture="llama", sizes=LLAMA, **SIZES),
     "object": ObjectSettings(name="own_model:Own", options={"width": 16}, **SIZES),

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from sweep.experiments.cross_entropy import linear_cross_entropy
-from sweep.experiments.log_probs import linear_log_probs
+from sweep.models.loss import linear_cross_entropy, linear_log_probs
 from sweep.training.storages import LiveStorages
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}

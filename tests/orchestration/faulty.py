@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from sweep.experiments.noisy_quadratic import NoisyQuadratic
 from sweep.trial.folder import TrialFolder
+from sweep.workloads.quadratic import NoisyQuadratic
 from sweep.workloads.workload import FinalEvaluation
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sweep.config import sha256_of_file
 from sweep.report.report import write_report
+from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep

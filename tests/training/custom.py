@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from sweep.experiments.pretrain import Pretrain
 from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
+from sweep.workloads.pretrain import Pretrain
 
 
 def is_first_time() -> bool:

@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import Superseded, UnusableCheckpoint
+from sweep.resources import sha256_of_file
 from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress
-from sweep.training.parallel import WeightAverage
+from sweep.training.optimizer import WeightAverage
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.trial.folder import TrialFolder, TrialStatus

@@ -16,8 +16,8 @@ import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
+from sweep.data.synthetic_stories import synthetic_identity
 from sweep.errors import SweepError
-from sweep.experiments.synthetic_stories import synthetic_identity
 from sweep.training.checkpoint import Progress
 from sweep.training.device import use_device, visible_gpus, visible_name
 from sweep.training.loop import Steps

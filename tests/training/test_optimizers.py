@@ -10,7 +10,7 @@ from sweep.config.experiment import OptimizerSettings, ScheduleSettings
 from sweep.errors import SweepError, UnusableCheckpoint
 from sweep.memory.forecast import forecast_step
 from sweep.plan.steps import learning_rate_at
-from sweep.training.parallel import build_optimizer
+from sweep.training.optimizer import build_optimizer
 from sweep.training.step import TrainingStep
 from tests.training.test_checkpoint import Trial
 from tests.workloads.trials import CPU, trial_config

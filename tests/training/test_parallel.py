@@ -10,9 +10,10 @@ from torch import nn
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.memory.forecast import forecast_stages
-from sweep.models import build_model
+from sweep.models.build import build_model
 from sweep.plan.retry import status_after
-from sweep.training.parallel import Parallel, WeightAverage, build_optimizer, power_of
+from sweep.training.optimizer import WeightAverage, build_optimizer, power_of
+from sweep.training.parallel import Parallel
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder
 from tests.exactness.attempts import continued_from

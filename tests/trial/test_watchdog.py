@@ -7,7 +7,7 @@ from sweep.data import tokens
 from sweep.orchestration.planning import Request, make_plan
 from sweep.trial.folder import SweepFolder
 from sweep.trial.watchdog import Watchdog, has_stalled
-from sweep.workloads import build_workload
+from sweep.workloads.build import build_workload
 from tests.orchestration.clusters import ON_CPU
 
 

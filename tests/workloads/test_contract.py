@@ -8,18 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sweep.data.synthetic_stories import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
-from sweep.experiments.pretrain import share_out
-from sweep.experiments.synthetic_stories import synthetic_identity
 from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
-from sweep.workloads import build_workload, inspect_workload, ranks
+from sweep.workloads import ranks
+from sweep.workloads.build import build_workload, inspect_workload
+from sweep.workloads.language import share_out
 from sweep.workloads.workload import Workload
 from tests.workloads.trials import CPU, GRPO, grpo_config, trial_config
 
 MODULE = """
-from sweep.experiments.pretrain import Pretrain
+from sweep.workloads.pretrain import Pretrain
 
 class Own(Pretrain): pass
 
@@ -145,7 +146,7 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
         ({"reward": "own_workload:number"}, True, "not callable"),
         ({"reward": "own_workload:reward"}, True, "raised IndexError"),  # for an empty completion
         ({"reward": "own_workload:absent"}, False, "has no attribute 'absent'"),
-        ({"task": "chess_moves:Chess"}, False, "extra chess"),
+        ({"task": "chess"}, False, "extra chess"),
     ],
 )
 def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
@@ -153,7 +154,6 @@ def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
 ):
     """A missing reward or extra even before the text is prepared."""
     monkeypatch.setitem(sys.modules, "chess", None)
-    monkeypatch.delitem(sys.modules, "sweep.experiments.chess_moves", raising=False)
     config, text = grpo_config(**grpo), None
     if is_prepared:
         text = prepare_data(synthetic_identity(), None, config.science.tokenizer)

@@ -7,8 +7,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sweep.config.models import TransformerSettings
-from sweep.experiments.generation import completion_uniforms, generate, next_tokens
-from sweep.models import build_model
+from sweep.models.build import build_model
+from sweep.models.generation import completion_uniforms, generate, next_tokens
 from sweep.training.storages import LiveStorages
 
 CONFIG = TransformerSettings(

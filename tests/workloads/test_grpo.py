@@ -11,14 +11,14 @@ import torch
 from sweep.config.experiment import GrpoSettings, load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.experiments.grpo import advantages, completion_mask, surrogate
 from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.checkpoint import Progress
 from sweep.training.loop import Steps
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
-from sweep.workloads import build_workload
+from sweep.workloads.build import build_workload
+from sweep.workloads.grpo import advantages, completion_mask, surrogate
 from tests.fakes.executors import InlineExecutor
 from tests.workloads.trials import (
     CPU,

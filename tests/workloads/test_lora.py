@@ -8,11 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from sweep.api import run_sweep
 from sweep.config.experiment import load_experiment
+from sweep.config.pretrained import fields_of_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.experiments.cross_entropy import linear_cross_entropy
-from sweep.experiments.hugging_face_folder import fields_of_model
-from sweep.experiments.log_probs import linear_log_probs
+from sweep.models.loss import linear_cross_entropy, linear_log_probs
 from sweep.orchestration.planning import Request, identify_inputs, inspect_plan
 from sweep.plan.plan import build_plan
 from sweep.training.step import TrainingStep

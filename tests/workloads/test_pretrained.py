@@ -10,19 +10,19 @@ from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer
 
 from sweep.api import run_sweep
-from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
+from sweep.config.pretrained import fields_of_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.experiments.grpo import Grpo
-from sweep.experiments.hugging_face_folder import fields_of_model
-from sweep.models import build_model
+from sweep.models.build import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import Request, make_plan
 from sweep.plan.plan import grow_plan
+from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
+from sweep.workloads.grpo import Grpo
 from tests.hugging_face import STORIES, save_model
 from tests.workloads.trials import CPU, metrics
 

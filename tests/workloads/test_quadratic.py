@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.experiments.noisy_quadratic import SEQUENCES, Quadratic, noise_sum, random_walk
 from sweep.training.step import TrainingStep
-from sweep.workloads import build_workload
+from sweep.workloads.build import build_workload
+from sweep.workloads.quadratic import SEQUENCES, Quadratic, noise_sum, random_walk
 from tests.workloads.trials import CPU, trial_config
 
 

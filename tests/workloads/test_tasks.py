@@ -7,13 +7,15 @@ import pytest
 
 from sweep.config.experiment import GrpoSettings
 from sweep.config.trial import TokenizerSettings
+from sweep.data.synthetic_stories import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
-from sweep.experiments.generation import completion_uniforms
-from sweep.experiments.grpo import HELD_OUT, Completion, Prompt, build_reward, build_task
-from sweep.experiments.synthetic_stories import synthetic_identity
+from sweep.models.generation import completion_uniforms
+from sweep.workloads.grpo import HELD_OUT
+from sweep.workloads.tasks.build import build_reward, build_task
+from sweep.workloads.tasks.task import Completion, Prompt
 
-CHESS = "chess_moves:Chess"
+CHESS = "chess"
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
@@ -123,7 +125,6 @@ def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name,
 
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "chess", None)
-    monkeypatch.delitem(sys.modules, "sweep.experiments.chess_moves", raising=False)
     with pytest.raises(SweepError, match=r"batch-size-sweep\[chess\]"):
         task_of(task=CHESS)
 

@@ -5,7 +5,7 @@ import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.experiments.synthetic_stories import synthetic_identity
+from sweep.data.synthetic_stories import synthetic_identity
 from tests.plans import build_plan
 
 CPU = torch.device("cpu")

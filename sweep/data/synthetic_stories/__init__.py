@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweep.config import read_toml
 from sweep.data.plain_text import Piece, Reader
 from sweep.errors import SweepError
+from sweep.resources import read_toml
 
 GRAMMAR_VERSION = 1
 WORD = re.compile(r"\"?[A-Za-z']+|[.,!?]+\"?")
@@ -72,7 +72,3 @@ def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str
 
 def open_split(identity: Mapping[str, Any], split: str) -> Reader:
     return lambda: map(Piece, synthetic_documents(identity, split))
-
-
-class Stories:
-    identity, open = staticmethod(synthetic_identity), staticmethod(open_split)

@@ -5,9 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.models import HasHidden
-
-from .cross_entropy import widened
+from sweep.models.build import HasHidden
+from sweep.models.loss import widened
 
 END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
 

@@ -4,12 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sweep.config import sha256_of_file
-from sweep.config.experiment import SIZES
 from sweep.config.hub import PREFIX, model_folder
-from sweep.config.models import is_model_source
+from sweep.config.models import SIZES, is_model_source
 from sweep.config.numbers import parse_count
 from sweep.errors import SweepError, reason_of
+from sweep.resources import sha256_of_file
 
 MAX_CONFIG_BYTES = 1 << 24
 # Entries of a pretrained model's config.json that say nothing about its sizes.

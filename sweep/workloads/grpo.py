@@ -1,67 +1,37 @@
 """Group relative policy optimization: sample, score, compare within groups, update.
 
-Prompts and rewards come from a task, a class with the methods of `Task`.
+Prompts and rewards come from a task (sweep/workloads/tasks).
 
 Losses: Shao et al. 2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Completion i
 belongs to prompt i // group_size. Shapes: B completions of N tokens, prompts of P tokens.
 """
 
 import copy
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.config.experiment import FINAL_PROMPTS, GrpoSettings
-from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import SequenceStream, TextTokenizer, TokenizedText
-from sweep.errors import SweepError, user_code
-from sweep.models import HasHidden, autocast
+from sweep.data.tokens import TextTokenizer, TokenizedText
+from sweep.errors import SweepError
+from sweep.models.build import HasHidden, autocast
+from sweep.models.generation import completion_uniforms, generate
+from sweep.models.loss import linear_log_probs, widened
 from sweep.trial import watchdog
+from sweep.workloads.language import LanguageWorkload
+from sweep.workloads.tasks.build import REWARD_STATISTICS, build_reward, build_task, check_task
+from sweep.workloads.tasks.task import Completion, Prompt, Reward, Task
 from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter
-
-from .cross_entropy import widened
-from .generation import completion_uniforms, generate
-from .log_probs import linear_log_probs
-from .pretrain import LanguageWorkload
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
-REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
-
-
-@dataclass(frozen=True)
-class Prompt:
-    text: str
-    ids: tuple[int, ...] | None = None  # None: the tokenizer encodes the text
-    facts: dict[str, Any] = field(default_factory=dict)  # input of the reward
-
-
-class Completion(NamedTuple):
-    text: str  # up to its end
-    has_ended: bool  # with an end id, before the maximum length
-
-
-Reward = Callable[[Prompt, Completion], dict[str, float]]  # components, which are added
-
-
-class Task(Protocol):
-    prompts_in_epoch: int | None = None  # training prompts before they repeat; None: never
-
-    def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Return a prompt; equal numbers give equal prompts."""
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Return the components of a completion's reward, which is their sum."""
 
 
 class Grpo(LanguageWorkload):
@@ -87,9 +57,7 @@ class Grpo(LanguageWorkload):
 
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
-        for name in (self.settings.task, self.settings.reward or ""):
-            if ":" in name:
-                load_object(name)
+        check_task(self.settings)
         if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
         self.text = text
@@ -302,34 +270,6 @@ def surrogate(
     return losses, metrics
 
 
-def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    kind: Any = Openings if settings.task == "text" else load_object(settings.task)
-    with user_code(f"task {settings.task!r} must accept a text, a seed and prompt_tokens"):
-        return kind(text, seed, settings.prompt_tokens)  # type: ignore[no-any-return]
-
-
-def build_reward(settings: GrpoSettings, task: Task) -> Reward:
-    name = settings.reward
-    if name is None:
-        return task.reward
-    function = load_object(name)
-
-    def reward(prompt: Prompt, completion: Completion) -> dict[str, float]:
-        with user_code(
-            f"reward {name!r} must return a finite number, or a dict of them without the names "
-            f"{', '.join(REWARD_STATISTICS)}, for any completion"
-        ):
-            result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
-            components = result if isinstance(result, dict) else {"own": result}
-            values = {str(key): float(value) for key, value in components.items()}
-            is_finite = all(map(math.isfinite, values.values()))
-            if not is_finite or values.keys() & set(REWARD_STATISTICS):
-                raise ValueError(f"got {result!r}")
-        return values
-
-    return reward
-
-
 def score(
     reward: Reward, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
 ) -> tuple[Floats, dict[str, Floats]]:
@@ -357,29 +297,3 @@ def add_rewards(
     for name in meter.sums.keys() - {f"reward/{name}" for name in REWARD_STATISTICS}:
         if name.startswith("reward/"):
             meter.sums[name] = meter.sums[name][0], count
-
-
-class Openings(Task):
-    """The first tokens of the documents of a text, in an order that the seed decides."""
-
-    def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
-        self.text, self.seed, self.prompt_tokens = text, seed, prompt_tokens
-        self.prompts_in_epoch = text.train_documents
-        self._order = SequenceStream(text.train_documents, seed)
-        self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
-
-    def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
-        split = self.text.valid if is_held_out else self.text.train
-        if is_held_out not in self._ends:
-            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self.text.end)
-        ends = self._ends[is_held_out]
-        index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
-        start = int(ends[index - 1]) + 1 if index else 0
-        return list(split[start : min(int(ends[index]), start + tokens)].tolist())
-
-    def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        ids = self.story(number, is_held_out, self.prompt_tokens)
-        return Prompt(self.text.tokenizer.decode(ids), tuple(ids))
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        raise AssertionError("the experiment requires grpo.reward for this task")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.models import HuggingFaceSettings
-from sweep.config.objects import require_extra
 from sweep.errors import SweepError
+from sweep.usercode.objects import require_extra
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 # On meta tensors, transformers cannot check for packed sequences. It assumes them and builds a

@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file
 from sweep.config.hub import hugging_face
 from sweep.data.plain_text import Reader, read_text
 from sweep.errors import SweepError
+from sweep.resources import sha256_of_file
 from sweep.trial.files import cache_dir
 
 REPOSITORY = "roneneldan/TinyStories"
@@ -38,7 +38,3 @@ def download(split: str) -> Path:
     if sha256_of_file(path) != (expected := SHA256[split]):
         raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
     return path
-
-
-class TinyStories:
-    identity, open = staticmethod(identity), staticmethod(open_split)

@@ -4,7 +4,8 @@ import re
 
 import numpy as np
 
-from .grpo import Completion, Openings, Prompt
+from sweep.workloads.tasks.openings import Openings
+from sweep.workloads.tasks.task import Completion, Prompt
 
 WORDS = 3  # words in a prompt
 SOURCE_TOKENS = 400  # the words come from the first tokens of a story

@@ -1,16 +1,17 @@
-"""Chess moves as a task of GRPO, for the experiment grpo-chess; needs the package chess."""
+"""The task `chess`: moves in positions of random play; needs the package chess."""
 
 import re
 from typing import Any
 
 import numpy as np
 
-from sweep.config.objects import require_extra
+from sweep.usercode.objects import require_extra
+from sweep.workloads.tasks.task import Completion, Prompt, Task
 
-from .grpo import Completion, Prompt, Task
-
-require_extra("chess", "chess", "the task of chess moves")
-import chess  # noqa: E402
+try:
+    import chess
+except ImportError:  # the extra is not installed; `Chess` refuses to start
+    chess = None  # type: ignore[assignment]
 
 MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
 VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
@@ -25,7 +26,12 @@ class Chess(Task):
     one, plus 0.5 times the share of legal moves that are worse, by material and mobility.
     """
 
+    @staticmethod
+    def check_installed() -> None:
+        require_extra("chess", "chess", "the task of chess moves")
+
     def __init__(self, text: object, seed: int, prompt_tokens: int) -> None:
+        self.check_installed()
         self._seed = seed
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:

@@ -1,0 +1,129 @@
+"""Commands of the user with placeholders such as {batch_size}: their words and their files."""
+
+import itertools
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from sweep.errors import SweepError, cut, did_you_mean
+
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+PLACEHOLDERS = (
+    *("batch_size", "learning_rate", "steps", "warmup_steps", "tokens", "examples", "seed"),
+    *("log", "folder", "resume", "microbatch_size", "accumulation", "beta2", "weight_decay"),
+    "device",
+)
+# A command must contain one of each of these.
+NEEDED = (("batch_size",), ("learning_rate",), ("seed",), ("steps", "tokens", "examples"))
+PYTHON = re.compile(r"python[\d.]*")
+RUNS_MODULE = re.compile(r"-\w*m")  # the option before a module that Python runs
+
+
+def placeholders_of(command: str) -> set[str]:
+    return {*PLACEHOLDER.findall(command)}
+
+
+def check_command(command: str) -> str:
+    """Refuse a command that a shell could not split, or that lacks a value that trials need."""
+    try:
+        program = next(iter(named_words(command)), None)
+    except ValueError as error:
+        raise SweepError(f"a shell must be able to split {command!r} ({error}).") from None
+    used = placeholders_of(command)
+    if unknown := sorted(used - {*PLACEHOLDERS}):
+        problem = f"command must only use {', '.join(PLACEHOLDERS)}, got {{{cut(unknown[0])}}}."
+        raise SweepError(f"{problem} {did_you_mean(unknown[0], PLACEHOLDERS) or 'Correct it.'}")
+    if {"microbatch_size", "accumulation"} <= used:
+        used.add("batch_size")  # their product, for each device
+    for names in NEEDED:
+        if program is None or used.isdisjoint(names):
+            choice = " or ".join(f"{{{name}}}" for name in names)
+            raise SweepError(f"command must contain {choice}, got {command!r}. Add it.")
+    return command
+
+
+def title_of_command(command: str) -> str:
+    """Return the name of a command's experiment, that of its script; refuse one without program."""
+    program, *words = named_words(command)
+    scripts = [word for word in words if re.fullmatch(r"[^{=-][^{=]*\.py", word)]
+    missing = [script for script in scripts if not os.path.isfile(script)]
+    if shutil.which(program) is None:
+        missing.insert(0, program)
+    if missing:
+        problem = f"the program and scripts of a command must exist, got {missing[0]!r}"
+        raise SweepError(f"{problem}. Correct it, or run from its folder. `env A=B …` sets A.")
+    path = next(iter(files_of_command(command)), Path(program))
+    return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
+
+
+def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
+    """Return the words of a command; values are not split and reach no shell."""
+    return [PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in _words(command)]
+
+
+def files_of_command(command: str, with_modules: bool = True) -> list[Path]:
+    """Return the files that a command names, also by `--option=FILE`, except interpreters."""
+    words = named_words(command)
+    names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
+    paths = [Path(name) for name in names if os.path.isfile(name)]
+    files = [path for path in paths if not PYTHON.fullmatch(path.name)]
+    if with_modules:
+        roots = module_roots([], words)
+        for module in modules_of_command(words):
+            files += files_of_module(module, roots)
+    return files
+
+
+def modules_of_command(words: Iterable[str]) -> list[str]:
+    """Return the modules that a command runs by `python -m`."""
+    return [name for option, name in itertools.pairwise(words) if RUNS_MODULE.fullmatch(option)]
+
+
+def _words(command: str) -> list[str]:
+    return shlex.split(command.replace("\\\n", ""))  # which shlex does not join, as shells do
+
+
+def named_words(command: str) -> list[str]:
+    """Return the words of a command; of `sh -c TEXT`, those of the text too, except outputs."""
+    words = _words(command)
+    named: list[str] = []
+    has_shell = False
+    for flag, word in zip(["", *words], words, strict=False):
+        parts = [word]
+        if has_shell and re.fullmatch(r"-\w*c", flag):
+            text = shlex.shlex(word, posix=True, punctuation_chars=True)
+            text.whitespace_split = True
+            text.commenters = ""
+            parts = [*text]
+        for before, part in zip(["", *parts], parts, strict=False):
+            if ">" not in before:
+                named.append(part)
+        if word.endswith("sh"):
+            has_shell = True
+    return named
+
+
+def module_roots(own: Iterable[Path], words: Iterable[str] = ()) -> list[Path]:
+    """Return the folders that Python finds modules in; the first that contains a file names it.
+
+    Args:
+        own: Folders of the code itself, which come first.
+        words: Words of a command, which may set PYTHONPATH.
+    """
+    set_paths = [word.partition("=")[2] for word in words if word.startswith("PYTHONPATH=")]
+    joined = os.pathsep.join([*set_paths, os.environ.get("PYTHONPATH", "")])
+    others = {Path(path).absolute() for path in joined.split(os.pathsep) if path}
+    others.add(Path.cwd())
+    folders = [*sorted({*own}, reverse=True), *sorted(others, reverse=True)]
+    return [path for folder in folders for path in (folder / "src", folder)]
+
+
+def files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
+    """Return the files in some folders that a module, or a package that is run, begins with."""
+    *packages, base = itertools.accumulate(module.split("."), "{}/{}".format)
+    names = [f"{base}/__init__.py", f"{base}.py", f"{base}/__main__.py"]
+    names += [f"{package}/__init__.py" for package in packages]
+    return [path for root in roots for name in names if (path := root / name).is_file()]

@@ -1,0 +1,85 @@
+"""Build a trial's workload."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from sweep.config.trial import TrialConfig
+from sweep.data.tokens import TokenizedText
+from sweep.errors import user_code
+from sweep.models.build import build_without_weights, outer_weights
+from sweep.usercode.objects import load_object
+from sweep.workloads.grpo import Grpo
+from sweep.workloads.pretrain import Pretrain
+from sweep.workloads.quadratic import NoisyQuadratic
+from sweep.workloads.workload import Workload
+
+WORKLOADS: dict[str, type[Workload]] = {
+    "pretrain": Pretrain,
+    "grpo": Grpo,
+    "quadratic": NoisyQuadratic,
+}
+
+
+def build_workload(config: TrialConfig, device: torch.device) -> Workload:
+    """Build the workload that a trial names. Data is opened on first use, not here."""
+    name = config.science.workload
+    build: Any = WORKLOADS.get(name) or load_object(name)
+    with user_code(
+        f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
+        "and a device"
+    ):
+        workload: Workload = build(config, device)
+        if not isinstance(workload, Workload):
+            raise TypeError(f"it builds a {type(workload).__name__}")
+        tokens = workload.tokens_per_sequence
+        expected = config.tokens_per_sequence
+        if tokens != expected:
+            raise ValueError(f"tokens_per_sequence {tokens} instead of the experiment's {expected}")
+    return workload
+
+
+def inspect_workload(
+    config: TrialConfig, text: TokenizedText | None
+) -> tuple[dict[str, Any], nn.Module]:
+    """Build a trial's workload; return facts by the names of `PlannedModel`, and the model.
+
+    The user's code also computes a loss, and its FLOPs are counted.
+    """
+    science, facts = config.science, dict[str, Any]()
+    workload = build_workload(config, torch.device("cpu"))
+    workload.check(text)
+    names = ", ".join(science.user_objects or [science.workload])
+    with user_code(f"{names} must build a model and compute a loss"):
+        if science.code is None:
+            model = build_without_weights(workload.build_model)
+        else:
+            model = workload.build_model()
+            if not science.traits.samples:
+                facts["flops_per_token"] = count_flops(workload, model)
+    builds_own_model = type(workload).build_model is not Pretrain.build_model
+    if workload.is_language and builds_own_model:
+        facts["name"] = science.workload  # not the experiment's model
+    weights = [*model.parameters()]
+    facts["parameters"] = sum(weight.numel() for weight in weights)
+    facts["embedding_parameters"] = sum(weight.numel() for weight in outer_weights(model))
+    if not all(weight.requires_grad for weight in weights):
+        facts["trained_parameters"] = sum(w.numel() for w in weights if w.requires_grad)
+    return facts, model
+
+
+def count_flops(workload: Workload, model: nn.Module) -> float:
+    """Return the FLOPs per token of matrix products, convolutions and attention in a step.
+
+    Sampling is not counted.
+    """
+    count, workload.is_rehearsal = max(2, workload.config.group_size), True
+    batch = workload.roll_out(model, workload.random_batch(count), count)
+    # Fused attention on a CPU is not counted.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss = workload.loss_sum(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops()) / (count * workload.tokens_per_sequence)
