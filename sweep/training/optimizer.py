@@ -71,12 +71,12 @@ def build_optimizer(
         if "weight_decay" in options:
             raise ValueError("weight_decay is set by the groups: use optimizer.weight_decay")
         build: Any = OPTIMIZERS.get(name) or load_object(name)
-        arguments = {**_arguments(settings, model, weights), **options}
+        arguments = _arguments(settings, model, weights)
         if is_sharded:
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
-            return ZeroRedundancyOptimizer(groups, build, lr=learning_rate, **arguments)
-        optimizer = build(groups, lr=learning_rate, **arguments)
+            return ZeroRedundancyOptimizer(groups, build, lr=learning_rate, **arguments, **options)
+        optimizer = build(groups, lr=learning_rate, **arguments, **options)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
         return optimizer
