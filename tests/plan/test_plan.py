@@ -171,7 +171,7 @@ def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
         "declared",  # by code whose hash is in the id
         # resolved under other names
         *("budget", "batches", "lr", "vocabulary", "context", "model_option", "init"),
-        *("text_column", "lora", "model_source", "replaced_sizes"),
+        *("text_column", "lora", "model_source", "replaced_sizes", "code_folder"),
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides
 
