@@ -11,6 +11,7 @@ class Overrides(TypedDict, total=False):
     answer: Mapping[str, Any] | None
     batches: str | Sequence[int | str] | None
     budget: int | str | None
+    code_folder: str | None
     command: str | None
     context: int | str | None
     data: str | None
