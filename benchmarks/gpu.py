@@ -138,7 +138,7 @@ def plan_trial(
 ) -> TrialFolder:
     """Write the folder of a trial, for `python -m sweep.training`."""
     settings = benchmark_settings(model, batches=[batch], precision=scale.precision)
-    tokens = steps * batch * settings.traits.tokens_per_sequence
+    tokens = steps * batch * settings.tokens_per_sequence
     settings = settings.model_copy(update={"budget": tokens})
     execution = Execution(
         device=scale.device,

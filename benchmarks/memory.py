@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from record import RESULTS, record
 
-from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.experiment import Experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.sources import identify_data
 from sweep.errors import SweepError, WorkerDied

@@ -28,7 +28,7 @@ TOKENS = BATCHES[-1]  # one step at each batch size
 
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
     """Plan and run `count` trials; return seconds, peak memory and the number of ended trials."""
-    from sweep.config.experiment import load_experiment
+    from sweep.config.load import load_experiment
     from sweep.config.trial import Execution, Services
     from sweep.orchestration.planning import Request, make_plan
     from sweep.orchestration.progress import Progress

@@ -22,7 +22,7 @@ from unittest import mock
 from ratios import ratio
 from record import record
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import open_split, synthetic_identity
 from sweep.orchestration.planning import Request, make_plan

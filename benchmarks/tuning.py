@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.results import load_sweep
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import Planned, Request, make_plan
 from sweep.orchestration.runner import run_plan

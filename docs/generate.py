@@ -15,12 +15,8 @@ from sweep.analysis.results import answer_of
 from sweep.cli import sweep
 from sweep.config.experiment import (
     AnswerSettings,
-    Declared,
     EvaluationSettings,
     Experiment,
-    GrpoSettings,
-    OptimizerSettings,
-    ScheduleSettings,
     TuningSettings,
 )
 from sweep.config.models import (
@@ -30,8 +26,11 @@ from sweep.config.models import (
     ObjectSettings,
     TransformerSettings,
 )
+from sweep.config.optimizers import OptimizerSettings
+from sweep.config.schedule import ScheduleSettings
 from sweep.config.settings import Settings, settings_of
 from sweep.config.trial import Execution, Services
+from sweep.config.workloads import Command, GrpoSettings
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -42,11 +41,16 @@ TABLES: dict[str, type[Settings]] = {  # by the marker in settings.md; keys of a
     "evaluation": EvaluationSettings,
     "tuning": TuningSettings,
     "answer": AnswerSettings,
-    "declared": Declared,
+    "program": Command,
     "grpo": GrpoSettings,
 }
 FLAGS: dict[str, type[Settings]] = {"execution": Execution, "services": Services}  # without keys
-NOT_WRITTEN = {"model_source", "replaced_sizes", "code_folder", "declared"}  # keys that `sweep` sets
+NOT_WRITTEN = {
+    "model_source",
+    "replaced_sizes",
+    "code_folder",
+    "declared",
+}  # keys that `sweep` sets
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation
 TYPES = {"string": "text", "number": "number", "integer": "integer", "boolean": "true or false"}
 TYPES |= {"object": "table"}
@@ -143,6 +147,8 @@ def _kind_rows() -> str:
 def _default(field: FieldInfo, unset: str = "required") -> str:
     if field.is_required():
         return unset
+    if isinstance(field.default, Settings):
+        return f"`{json.dumps(field.default.kind)}`"  # type: ignore[attr-defined]
     return "" if field.default is None else f"`{json.dumps(field.default)}`"
 
 
@@ -162,7 +168,7 @@ def _rows(table: type[Settings]) -> str:
     heads = [*["key"] * is_experiment, "flag", "type", "default", "meaning"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for name, field in table.model_fields.items():
-        if name in {*TABLES, *NOT_WRITTEN} or not (is_experiment or name in flags):
+        if name in {"kind", *TABLES, *NOT_WRITTEN} or not (is_experiment or name in flags):
             continue
         default = _default(field, DEFAULTS.get(name, "required"))
         text = (field.description or comments[name]).rstrip(".")
@@ -191,10 +197,19 @@ def _type_of(schema: dict[str, Any]) -> str:
 
 def comments_of(table: type[Settings]) -> dict[str, str]:
     """Return the comment after each field of a table, or on the lines above it."""
-    comments, above = {}, list[str]()
+    comments: dict[str, str] = {}
+    for base in reversed(table.__mro__):
+        if issubclass(base, Settings):
+            comments |= _comments_in_source(base)
+    return comments
+
+
+def _comments_in_source(table: type[Settings]) -> dict[str, str]:
+    comments: dict[str, str] = {}
+    above: list[str] = []
     for line in inspect.getsource(table).splitlines():
         code, _, comment = line.strip().partition("# ")
-        comment = re.sub(r"^type: ignore\S*[ #]*", "", comment)
+        comment = comment.rpartition("# ")[2]  # without a `type: ignore` before it
         if comment and not code:
             above.append(comment)
             continue

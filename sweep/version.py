@@ -1,4 +1,5 @@
 """The versions of the package, and of its files."""
 
-FORMAT_VERSION = 3  # for JSON files and trial ids
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+FORMAT_VERSION = 4  # for JSON files and trial ids
+READERS = {1: "0.1", 2: "0.1", 3: "0.1"}  # versions of the package that read older files

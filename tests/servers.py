@@ -216,7 +216,7 @@ def logged_points(trial: TrialFolder) -> list[tuple[Any, ...]]:
 
     Those of the machine are system metrics, and some count examples where there are no tokens.
     """
-    unit = trial.read_config().science.traits.tokens
+    unit = trial.read_config().science.token_unit
     return sorted(
         (
             re.sub("^(perf|memory)/", r"system/\g<0>", key.replace("tokens", unit)),

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 import sweep
 from sweep.analysis.checks import TABLE
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 
 ROOT = Path(__file__).parents[1]
 PATTERNS = ("*.md", "docs/**/*.md", "studies/**/*.md", "results/published/**/README.md")

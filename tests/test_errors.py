@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sweep.analysis.frames import read_csv
 from sweep.cli import main
-from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.experiment import Experiment
+from sweep.config.load import load_experiment
 from sweep.config.metrics import check_metric_name
 from sweep.config.models import model_preset
 from sweep.config.numbers import parse_batches

@@ -52,7 +52,7 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the settings of each row by kind and name."""
     base: dict[str, Any] = {"experiment": "grpo-words", "data": data, "precision": "fp32"}
     base |= {"batches": [BATCH], "microbatch": BATCH, "generation_batch_size": BATCH}
-    base |= {"model": MODEL, "grpo": GRPO}
+    base |= {"model": MODEL, "workload": GRPO}
     supervised: dict[str, Any] = {"experiment": "tinystories", "data": data, "precision": "fp32"}
     supervised |= {"model": "small", "context": GRPO["prompt_tokens"] + GRPO["new_tokens"]}
 
@@ -60,10 +60,11 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
         lengths = {**GRPO, **grpo}
         context = max(MODEL["context"], lengths["prompt_tokens"] + lengths["new_tokens"])
         model = {**MODEL, "context": context}
-        return {"batches": [batch], "microbatch": batch, "grpo": lengths, "model": model}
+        return {"batches": [batch], "microbatch": batch, "workload": lengths, "model": model}
 
-    def without(name: str) -> dict[str, Any]:
-        return {"workload": f"studies.grpo_memory.variants:{name}"}
+    def without(name: str, **grpo: Any) -> dict[str, Any]:
+        variant = f"studies.grpo_memory.variants:{name}"
+        return {"workload": {"kind": variant, "grpo_settings": {**GRPO, **grpo}}}
 
     def smaller(**sizes: int) -> dict[str, Any]:
         return {"model": {**MODEL, **sizes}}
@@ -75,7 +76,7 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
             "activation checkpointing": {"activation_checkpointing": True},
             "a group sampled at once": {"generation_batch_size": GROUP},
             "microbatches of one group": {"microbatch": GROUP},
-            "no reference (kl = 0)": {"grpo": {**GRPO, "kl": 0.0}},
+            "no reference (kl = 0)": {"workload": {**GRPO, "kl": 0.0}},
         },
         "size": {
             "one group alone": sized(GROUP),
@@ -86,7 +87,7 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
             "twice the completion": sized(BATCH, new_tokens=144),
             "twice the completion, attention without its fused kernel": {
                 **sized(BATCH, new_tokens=144),
-                **without("PlainAttention"),
+                **without("PlainAttention", new_tokens=144),
             },
             "prompt and completion half as long": sized(BATCH, prompt_tokens=12, new_tokens=36),
             "bf16": {"precision": "bf16"},

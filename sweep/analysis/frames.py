@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
+from sweep.config.workloads import FINAL_PROMPTS
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
@@ -103,8 +103,9 @@ def load_tables(path: str | Path) -> SweepTables:
     curves: dict[str, pd.DataFrame] = {}
     warnings: list[str] = []
     common = {
-        **vars(plan.settings.traits),
-        "loss_unit": plan.settings.traits.objective.unit,
+        "tokens_per_sequence": plan.tokens_per_sequence,
+        "expected_initial_loss": plan.settings.expected_initial_loss,
+        "loss_unit": plan.settings.evaluated.unit,
         "target": plan.settings.target,
         "parameters": plan.model.parameters,
         "has_looks": plan.has_looks,
@@ -130,7 +131,7 @@ def load_tables(path: str | Path) -> SweepTables:
         trial = folder.trial(str(row.id))
         record = {**row.model_dump(), **common}
         record["optimizer"] = row.optimizer or plan.settings.optimizer.name
-        record |= _read_record(trial, warnings) | dict.fromkeys(plan.settings.unused)
+        record |= _read_record(trial, warnings) | dict.fromkeys(plan.settings.workload.unused)
         if "execution" in record:  # from result.json
             record["execution"] = canonical_json(record["execution"])
         else:  # the microbatch may have shrunk after out_of_memory
@@ -155,7 +156,7 @@ def load_tables(path: str | Path) -> SweepTables:
     checked: dict[str, Any] = {}
     with contextlib.suppress(SweepError):  # a damaged file counts as none
         checked = find_json(folder.check_path) or {}
-    if (checked.get("command"), checked.get("code")) != (plan.settings.command, plan.code):
+    if [checked.get("command")] != plan.settings.user_code or checked.get("code") != plan.code:
         checked = {}
     return SweepTables(
         path=folder.path,
@@ -236,7 +237,7 @@ def write_trials_csv(sweep: SweepTables, path: Path) -> None:
 
 def write_curves_csv(sweep: SweepTables, path: Path) -> None:
     """Write the points of the curves that a report of the published sweep reads."""
-    objective = sweep.plan.settings.traits.objective.curve
+    objective = sweep.plan.settings.evaluated.curve
     reported = dict.fromkeys([*REPORTED_METRICS, objective])
     metrics = [name for name in reported if name in sweep.curves]
     reports = sweep.trials["id"][sweep.trials["stage"] == "report"]

@@ -286,7 +286,7 @@ class _Search:
 
     def _check_command(self, reason: str = "") -> NextStep | None:
         """Propose `sweep check` for a command that was not checked."""
-        if self.plan.settings.command is None or self.sweep.checked.get("checks"):
+        if not self.plan.settings.workload.is_program or self.sweep.checked.get("checks"):
             return None
         command = check_of_command(self.plan, **self._own_out())
         return NextStep(command, reason=reason) if command else None

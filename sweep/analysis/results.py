@@ -107,7 +107,7 @@ class Sweep(frames.SweepTables):
         steps = None if settings.target is None else steps_to_target(self)
         trials = frames.with_objective(self.trials, settings.objective, settings.objective.sign)
         results = judge_trials(trials, settings.objective, steps, self.plan)
-        if settings.command is None:
+        if not settings.workload.is_program:
             return results
         command = check_of_command(self.plan) or "sweep check"
         added = checks.checks_of_command(self.checked, command)
@@ -336,7 +336,7 @@ def judge_trials(
                 )
                 for code in checks.CURVE_CHECKS
             ]
-        if plan and plan.settings.traits.tokens == "examples":
+        if plan and plan.settings.token_unit == "examples":
             judged = [checks.about_examples(check) for check in judged]
         optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
         result = PolicyResult(
@@ -448,15 +448,15 @@ def _without_answer(sweep: Sweep) -> str:
         return f"Nothing can be compared: {counts or none}.{remedy}"
     size, label = complete[["batch_size", "label"]].iloc[0]
     complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
-    gains = frames.find_gains(sweep) if sweep.plan.settings.traits.samples else []
+    gains = frames.find_gains(sweep) if sweep.plan.settings.workload.samples else []
     if gains and gains[0]["difference"] is not None:
         gain = gains[0]["difference"]
         return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
     unknown = ""
-    if sweep.plan.settings.traits.samples and sweep.lacks_curves and not gains:
+    if sweep.plan.settings.workload.samples and sweep.lacks_curves and not gains:
         unknown = f" How training changed the reward is not known: {frames.CURVES} is missing."
     loss = frames.mean_of(complete["final_valid_loss"].astype(float).to_list())
-    title = sweep.plan.settings.traits.objective.title
+    title = sweep.plan.settings.evaluated.title
     return f"At batch size {size} the {title} is {loss:.4f}. Nothing is compared.{unknown}"
 
 
@@ -467,10 +467,10 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     reports, tuned = (own[own["stage"] == stage] for stage in ("report", "tune"))
     names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
     if plan:
-        settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
+        settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.token_unit
         names = [*settings.tuning.dimensions]
         parts = [settings.model.name]
-        if settings.command is None:
+        if not settings.workload.is_program:
             parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
             parts.append(f"optimizer {join(settings.optimizer_names)}")
             parts.append(f"{settings.schedule.name} schedule")

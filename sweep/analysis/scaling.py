@@ -75,8 +75,8 @@ def rule_costs(plan: Plan, rates: Sequence[TunedRate], sds: Mapping[int, float])
 def _step_law(plan: Plan) -> float | None:
     """Return the rate of Li et al. 2025 for AdamW and language models, at every batch size."""
     parameters, embedding = plan.model.parameters, plan.model.embedding_parameters
-    is_language = plan.settings.traits.expected_initial_loss is not None
-    if not (is_language and plan.settings.optimizer_names == ("adamw",) and parameters):
+    is_pretraining = plan.settings.expected_initial_loss is not None
+    if not (is_pretraining and plan.settings.optimizer_names == ("adamw",) and parameters):
         return None
     return float(1.79 * (parameters - (embedding or 0)) ** -0.713 * plan.token_budget**0.307)
 

@@ -346,7 +346,7 @@ def log(words: tuple[str, ...]) -> None:
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
-    print_metrics(folder.trial(trial_id).find_metrics(), plan.settings.traits.tokens)
+    print_metrics(folder.trial(trial_id).find_metrics(), plan.settings.token_unit)
     with path.open(errors="replace") as file:
         for line in iter(partial(file.readline, 1 << 20), ""):
             echo(line, nl=False)
@@ -530,7 +530,7 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
 
     prepare: download and tokenize it into the cache. info: token counts only if it is prepared.
     """
-    from sweep.config.experiment import load_experiment
+    from sweep.config.load import load_experiment
     from sweep.config.trial import tokenizer_of
     from sweep.data.describe import data_lines, describe_data, summarize_data
     from sweep.data.sources import identify_data

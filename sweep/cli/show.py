@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sweep.cli.options import build_console, echo, print_document, say
-from sweep.config.experiment import Cell, optimizer_facts, settings_without_effect
+from sweep.config.experiment import Cell
+from sweep.config.needs import settings_without_effect
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
+from sweep.config.optimizers import optimizer_facts
 from sweep.config.trial import tokenizer_of
 from sweep.data.describe import data_lines, summarize_data
 from sweep.errors import SweepError, printable
@@ -66,7 +68,7 @@ def print_plan(
         device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
     if settings.model.supports_half_precision:
         device = f"{settings.precision} on {device}"
-    unit, parameters = settings.traits.tokens, plan.model.parameters
+    unit, parameters = settings.token_unit, plan.model.parameters
     facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None]
     trained = plan.model.trained_parameters
     facts += [f"{trained:,} trained" if trained else None, settings.data]
@@ -77,7 +79,7 @@ def print_plan(
     text = printable(", ".join(filter(None, (*facts, device))))
     header = Text.assemble((plan.experiment, "bold"), f": {text}")
     console.print(header, soft_wrap=not console.is_terminal)
-    has_warmup = is_verbose and settings.passes("warmup_steps")
+    has_warmup = is_verbose and settings.workload.receives("warmup_steps")
     groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.cell), []).append(row)
@@ -172,7 +174,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
     return {
-        settings.traits.tokens.capitalize(): _about_tokens(plan),
+        settings.token_unit.capitalize(): _about_tokens(plan),
         "Target": settings.target
         and f"a trial ends when its validation loss stays below {settings.target:g}",
         "Initial weights": settings.init,
@@ -195,7 +197,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
 def _shortened_warmup(plan: Plan) -> str:
     """Return where the warmup is shorter than the minimum that the schedule sets."""
     minimum = plan.settings.schedule.warmup_min_steps
-    if not plan.settings.passes("warmup_steps"):
+    if not plan.settings.workload.receives("warmup_steps"):
         return ""
     shorter = {row.batch_size: row for row in plan.trials if row.warmup_steps < minimum}
     if not shorter:
@@ -238,11 +240,11 @@ def _about_tokens(plan: Plan) -> str | None:
 def _internal_notes(plan: Plan) -> dict[str, Any]:
     """Return what `--verbose` adds to the plan's notes."""
     settings = plan.settings
-    vocabulary, unit = settings.model.vocabulary, settings.traits.tokens
-    is_rate_only = not settings.passes("beta2", "weight_decay")
+    vocabulary, unit = settings.model.vocabulary, settings.token_unit
+    is_rate_only = not settings.workload.receives("beta2", "weight_decay")
     policies, dimensions = {row.policy for row in plan.trials}, settings.tuning.dimensions
     notes = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in sorted(policies)}
-    for name in settings.optimizer_names if settings.command is None else ():
+    for name in settings.optimizer_names if not settings.workload.is_program else ():
         notes[f"Optimizer, {name}"] = optimizer_facts(name)["rules"]
     return {name: text.replace("tokens", unit) for name, text in notes.items()} | {
         "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",

@@ -110,12 +110,14 @@ def with_transformers(
     sizes = {key: parse_count(used[key], key) for key in SIZES if used.get(key) is not None}
 
     most = found["context"]
+    workload = fields.get("workload")
+    workload_kind = workload.get("kind") if isinstance(workload, dict) else None
     if stated.get("context") is not None:
         context = parse_count(stated["context"], "context")
         if context > most:
             problem = f"context must be at most the model's {most}, got {context}"
             raise SweepError(f"{problem}. Lower it.")
-    elif fields.get("workload") == "grpo":
+    elif workload_kind == "grpo":
         sizes["context"] = most
     else:
         sizes["context"] = min(sizes.get("context", most), most)

@@ -71,11 +71,18 @@ def _fields_of(
 
 
 def settings_of(table: type[Settings]) -> Iterator[FlaggedField]:
-    """Yield every field of a table, and of the tables in it, that declares a flag."""
+    """Yield every field of a table, and of the tables in it, that declares a flag.
+
+    A flag that several members of a union declare is one flag.
+    """
+    names = set()
     for path, info in _fields_of(table):
         for item in info.metadata:
-            if isinstance(item, Flag):
-                name = (item.name or path[-1]).replace("-", "_")
+            if not isinstance(item, Flag):
+                continue
+            name = (item.name or path[-1]).replace("-", "_")
+            if name not in names:
+                names.add(name)
                 yield FlaggedField(name, path, info, item)
 
 
@@ -102,7 +109,8 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
         mistakes = error.errors()
         first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
         keys = {".".join(path) for path, _ in _fields_of(table)}
-        key, value, is_known = "", first["input"], False
+        context = first.get("ctx", {})
+        key, value, is_known = "", context.get("got", first["input"]), False
         for part in map(str, first["loc"]):  # also the tags of unions, and indices
             longer = f"{key}.{part}".strip(".")
             if is_known := longer in keys:
@@ -116,7 +124,7 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
-        names = first.get("ctx", {}).get("names", ())
+        names = context.get("names", ())
         remedy = REMEDIES.get(first["type"]) or did_you_mean(str(value), names)
         if first["type"] == "model_type":
             key, message = "", f"{key} must be a table"

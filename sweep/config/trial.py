@@ -130,7 +130,7 @@ class TrialConfig(Settings):
 
     @property
     def group_size(self) -> int:
-        return self.science.traits.group_size
+        return self.science.workload.sequences_per_group
 
     @property
     def sequences_per_device(self) -> int:
@@ -164,6 +164,6 @@ class TrialConfig(Settings):
 
     def parts_to_peak(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step reach the peak memory of any larger number."""
-        if self.science.traits.samples:
+        if self.science.workload.samples:
             return max(2, math.ceil(self.completions_at_once(microbatch_size) / microbatch_size))
         return 2  # the first one's gradients exist while the second one runs

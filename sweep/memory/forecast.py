@@ -99,7 +99,7 @@ class Forecasts:
 def _peak_sequences(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
     own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
-    return own if config.science.traits.samples else min(own, config.parts_to_peak(micro) * micro)
+    return own if config.science.workload.samples else min(own, config.parts_to_peak(micro) * micro)
 
 
 def forecast_step(config: TrialConfig) -> Forecast:

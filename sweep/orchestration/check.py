@@ -25,7 +25,8 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
 
     All train at the smallest batch size above 1 for `steps` or the budget, in the folder `check`.
     """
-    if request.experiment.command is None:
+    workload = request.experiment.workload
+    if not workload.is_program:
         raise SweepError("only a command can be checked. Name it with --command.")
     with holding(request.folder):
         trainings = _Trainings(request, on_start, steps)
@@ -35,7 +36,7 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
             "command_resumes": trainings.resume(),
         }
         document = {
-            "command": request.experiment.command,
+            "command": workload.code[0],
             "code": trainings.plan.code,
             **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
             "checks": {c: {"status": s, "evidence": text} for c, (s, text) in verdicts.items()},
@@ -54,7 +55,7 @@ class _Trainings:
             remove(self.folder.path / name)
         experiment, policy = request.experiment, parse_policy(request.experiment.lr)
         batch = min((size for size in experiment.batches if size > 1), default=1)
-        tokens = batch * experiment.traits.tokens_per_sequence
+        tokens = batch * experiment.tokens_per_sequence
         rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
         budget = tokens * max(1, min(steps, experiment.budget // tokens))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
@@ -104,14 +105,14 @@ class _Trainings:
     def split_batches(self) -> tuple[str, str]:
         config = self.trial.read_config()
         half = microbatch_within(config.microbatch_size // 2, config)
-        if not config.science.passes("microbatch_size", "accumulation"):
+        if not config.science.workload.splits_batches:
             return "NOT APPLICABLE", "The command has no {microbatch_size} and no {accumulation}."
         if half == config.microbatch_size:
             return "NOT APPLICABLE", f"A microbatch of {half} cannot be split."
         return self.compare("split", SPLIT, microbatch_size=half)
 
     def resume(self) -> tuple[str, str]:
-        if not self.plan.settings.passes("resume"):
+        if not self.plan.settings.workload.can_resume:
             return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
         _, trial = self.train("resumed", len(_reported(self.trial)) // 2)
         lines = _reported(trial)

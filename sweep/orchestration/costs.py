@@ -107,7 +107,7 @@ def estimate_seconds(
         per_sequence /= plan.execution.devices
         # Evaluations take place outside of training, the last one on the whole validation split. A
         # forward pass is a third of a step.
-        final = 0 if plan.settings.traits.samples else _windows(plan, "valid")
+        final = 0 if plan.settings.workload.samples else _windows(plan, "valid")
         sequences = (evaluation.sequences or 0) * (evaluation.points + 4) + final
         outside = sequences * per_sequence / 3
     sizes = [(row.steps, row.batch_size) for row in rows]
@@ -143,7 +143,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
-    small, factor = config.group_size, 2 if config.science.traits.samples else 4
+    small, factor = config.group_size, 2 if config.science.workload.samples else 4
     eager = config.with_microbatch(config.microbatch_size, compile=False)
     science = config.science.model_copy(update={"start": None})  # needs no weights
     eager = eager.model_copy(update={"science": science})

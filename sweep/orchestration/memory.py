@@ -33,12 +33,12 @@ def _plan_steps(request: planning.Request, is_elsewhere: bool = False) -> Plan:
 
     Each step is one microbatch, unless the user chose the microbatch.
     """
-    if request.experiment.command is not None:
+    if request.experiment.workload.is_program:
         raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
     request, inputs = planning.identify_inputs(replace(request, folder=HERE, command=()))
     experiment, execution = request.experiment, request.execution
     # Memory does not depend on the budget, which may be less than a step of these sizes.
-    step_tokens = max(experiment.batches) * experiment.traits.tokens_per_sequence
+    step_tokens = max(experiment.batches) * experiment.tokens_per_sequence
     changes = {"seeds": 1, "lr": "1e-3", "budget": step_tokens, "optimizers": ()}
     if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
@@ -57,8 +57,8 @@ def _head(plan: Plan, sizes_in_run: Mapping[str, int] | None) -> dict[str, Any]:
         "tokens_per_sequence": plan.tokens_per_sequence,
         "sizes_in_run": sizes_in_run,
         "device_memory_bytes": plan.execution.device_memory_bytes,
-        "group_size": plan.settings.traits.group_size,
-        "samples": plan.settings.traits.samples,
+        "group_size": plan.settings.workload.sequences_per_group,
+        "samples": plan.settings.workload.samples,
         "device": plan.execution.device,
     }
 
@@ -93,7 +93,7 @@ def forecast_memory(
     """
     request, sizes_in_run = _read_request(experiment, {"device": "cpu", **settings})
     plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
-    execution, group = plan.execution, plan.settings.traits.group_size
+    execution, group = plan.execution, plan.settings.workload.sequences_per_group
     devices, zero = execution.devices, execution.zero
     forecasts, limit, largest = Forecasts(devices, zero), None, None
     whole_steps = _configs(plan)
@@ -178,7 +178,7 @@ def probe_memory(
         near = nearest_multiples(largest, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {largest}. Use {near}.")
     if soak is None:
-        soak = 20 if plan.settings.traits.samples else 0
+        soak = 20 if plan.settings.workload.samples else 0
     sizes = [(size, sized.microbatch_size) for size, sized in configs.items()]
     sizes = sizes if request.chooses_microbatch else []
     probed = probe(config, limit, multiple, largest, on_point, soak, sizes)

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import Declared, Experiment, OptimizerSettings, load_experiment
+from sweep.config.experiment import Experiment
 from sweep.config.hub import PREFIX
+from sweep.config.load import load_experiment
+from sweep.config.optimizers import OptimizerSettings
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
+from sweep.config.workloads import DECLARATIONS, UserWorkload
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
 from sweep.plan.plan import (
     Inputs,
@@ -33,7 +36,6 @@ from sweep.trial.folder import SweepFolder, TrialFolder, identify_start, weights
 from sweep.usercode.identity import describe_objects, identify_code
 from sweep.usercode.objects import add_code_folder, object_name
 
-EXECUTION_OF_COMMANDS = ("device", "microbatch", "accumulation", "devices", "keep")
 LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
@@ -85,7 +87,7 @@ def read_request(
     refuse_links(folder.path)
     if parsed.code_folder:
         add_code_folder(Path(parsed.code_folder).absolute())
-    if objects := parsed.user_objects:
+    if objects := parsed.user_code:
         if services.no_user_code:
             raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
         LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
@@ -168,7 +170,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
                 new = build_plan(experiment, execution, inputs, **recorded, old=old)
                 plan = grow_plan(old, new, folder.path)
-            if new.settings.command is None and (new.code or new.settings.traits.samples):
+            if not new.settings.workload.is_program and (new.code or new.settings.workload.samples):
                 inspect_plan(new, folder)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
@@ -184,7 +186,7 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
     plan = build_plan(experiment, execution, inputs, command=request.command)
-    if experiment.command is not None:
+    if experiment.workload.is_program:
         return plan
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
     reason = _reason_for_eager_steps(plan)
@@ -200,13 +202,9 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
-    if experiment.command is not None:
-        if others := sorted(chosen.model_fields_set - {*EXECUTION_OF_COMMANDS}):
-            raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
-        if (size or parts) and not experiment.passes("microbatch_size", "accumulation"):
-            needed = "need {microbatch_size} or {accumulation} in the command"
-            raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
-    samples, names = experiment.traits.samples, experiment.optimizer_names
+    experiment.workload.check_execution(chosen.model_fields_set)
+    samples = experiment.workload.samples
+    names = experiment.optimizer_names
     if chosen.zero and not {*names} <= {"adamw", "sgd"}:
         problem = f"zero shards the optimizers adamw and sgd, got {' and '.join(names)}"
         raise SweepError(f"{problem}. Leave it out.")
@@ -217,15 +215,15 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     if devices > 1 and (samples or device not in ("cpu", "cuda")):
         raise SweepError(
             f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
-            f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
+            f"workload other than grpo, got {experiment.workload.name!r}. Use one device per trial."
         )
     decided: dict[str, Any] = {"device": device, "devices": devices}
     if device.partition(":")[0] != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
         # In a child process, because the question creates a context on the device.
         run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
     decided["threads"] = max(1, available_cores() // devices)
-    sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
-    decided["evaluation_batch_size"] = 1 if experiment.command else max(1, sequences)
+    sequences = tokens_at_once(device) // experiment.tokens_per_sequence
+    decided["evaluation_batch_size"] = 1 if experiment.workload.is_program else max(1, sequences)
     if chosen.loss_chunk_rows is None:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
     return chosen.model_copy(update=decided)
@@ -250,7 +248,7 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
 
 def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
-    if plan.settings.command is not None:
+    if plan.settings.workload.is_program:
         return {}
     try:
         bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())
@@ -317,14 +315,13 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     """
     experiment, folder = request.experiment, request.folder
     fields: dict[str, Any] = {}
-    if objects := experiment.user_objects:
-        names = tuple(Declared.model_fields)
-        fields["code"], declared = run_job(identify_code, objects, names)
+    if objects := experiment.user_code:
+        fields["code"], declared = run_job(identify_code, objects, DECLARATIONS)
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
-        if experiment.workload in objects:
-            own = parse_settings(Declared, declared, f"workload {experiment.workload!r}")
-            experiment = experiment.with_declared(own)
+        if isinstance(experiment.workload, UserWorkload):
+            workload = experiment.workload.with_declarations(declared, experiment)
+            experiment = experiment.model_copy(update={"workload": workload})
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path

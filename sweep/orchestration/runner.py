@@ -108,7 +108,7 @@ def _get_inputs(planned: planning.Planned) -> None:
         weights_folder(plan.init_path)
     if plan.data and tokenizer:
         text = prepare_data(plan.data, plan.data_path, tokenizer, LOG.info, plan.init_path)
-        if plan.settings.traits.samples:
+        if plan.settings.workload.samples:
             planning.inspect_plan(plan, folder)  # its prompts
         else:
             text.check_window(plan.tokens_per_sequence)

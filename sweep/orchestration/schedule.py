@@ -185,7 +185,7 @@ class Scheduler:
         if is_retried:
             self._waiting.insert(0, trial)
         elif outcome.kind == Cause.OUT_OF_MEMORY:
-            remedy = LESS_MEMORY_OF_COMMAND if config.science.command else LESS_MEMORY
+            remedy = config.science.workload.memory_remedy
             self._update(trial, message=f"{status.message.rstrip('.')}. {remedy}")
         if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
             half = max(1, (before.microbatch_size or config.microbatch_size) // 2)

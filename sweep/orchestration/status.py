@@ -14,7 +14,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     if folder.is_published:
         raise SweepError(f"{folder.path} is published and has no states. Call `sweep answer`.")
-    has_runner, metric = is_locked(folder.lock_path), plan.settings.traits.objective
+    has_runner, metric = is_locked(folder.lock_path), plan.settings.evaluated
     trials = [(folder.trial(str(row.id)), row) for row in plan.known_trials]
     rows = [_trial_status(trial, row, has_runner, metric) for trial, row in trials]
     pairs = [*zip(rows, plan.known_trials, strict=True)]
@@ -42,7 +42,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
         "eta_seconds": seconds,
         "best": best["id"] if best and target is None else None,  # trial so far
         "metric": metric.name,
-        "unit": plan.settings.traits.tokens,
+        "unit": plan.settings.token_unit,
         "trials": rows,
     }
 

@@ -180,7 +180,7 @@ class Tuning:
             grid = tuple(centre * factor for factor in rates.GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             # With a target the schedule ends late trials; a command cannot pause.
-            if self.settings.prune and self.target is None and not plan.settings.command:
+            if self.settings.prune and self.target is None and plan.settings.workload.can_pause:
                 rungs = rates.rung_steps(template.steps, plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
@@ -194,7 +194,7 @@ class Tuning:
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         subject = f"{template.optimizer or ''} batch size {cell[1]}".strip()
-        title = f"{subject}, {template.tokens} {plan.settings.traits.tokens}, {stage} {digest}"
+        title = f"{subject}, {template.tokens} {plan.settings.token_unit}, {stage} {digest}"
         trials = [self._read_trial(row, rungs) for row in rows]
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)

@@ -132,7 +132,7 @@ class Plan(Inputs):
             steps=row.steps,
             warmup_steps=row.warmup_steps,
             token_budget=tuning_budget or self.token_budget,
-            objective_curve=self.settings.traits.objective.curve,
+            objective_curve=self.settings.evaluated.curve,
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
             init_path=self.init_path,
@@ -202,7 +202,7 @@ def build_plan(
     old: Plan | None = None,
 ) -> Plan:
     """Plan every trial; those of the `old` plan share the token count and keep their rates."""
-    policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
+    policy, sequence = parse_policy(experiment.lr), experiment.tokens_per_sequence
     old_rows, is_tuned = old.known_trials if old else (), policy.kind == "tuned"
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
     winners = {row.cell: row for row in old_rows if (row.policy, row.stage) == ("tuned", "report")}
@@ -292,7 +292,7 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
     if policy.kind != "fixed":
         schedule = schedule.model_copy(update={"warmup_min_steps": 0})
     fastest = tokens_at_once(execution.device) // sequence
-    if plan.settings.command is not None:
+    if plan.settings.workload.is_program:
         fastest = batch  # it may not split batches
     bound = execution.microbatch_bound or fastest
     size = choose_microbatch(
@@ -300,7 +300,7 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
         min(fastest, bound),
         alone_at_most=min(fastest, execution.microbatch_bound_alone or bound),
         devices=execution.devices,
-        group_size=plan.settings.traits.group_size,
+        group_size=plan.settings.workload.sequences_per_group,
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )

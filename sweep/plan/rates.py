@@ -12,7 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sweep.config.experiment import EvaluationSettings, OptimizerSettings, optimizer_facts
+from sweep.config.experiment import EvaluationSettings
+from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.errors import SweepError, did_you_mean
 from sweep.plan.steps import milestone_steps
 from sweep.resources import read_toml

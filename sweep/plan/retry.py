@@ -51,7 +51,7 @@ def status_after(
         failed = status.microbatch_size or config.microbatch_size
         # If the plan's microbatch is 1, its evaluations may still be too large.
         evaluated = status.microbatch_size or config.execution.evaluation_batch_size
-        is_split = config.science.passes("microbatch_size", "accumulation")
+        is_split = config.science.workload.splits_batches
         is_retried = is_split and max(failed, evaluated) > 1
         status = status.changed(microbatch_size=microbatch_within(failed // 2, config))
     failures[cause] += 1

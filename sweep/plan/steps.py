@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection
 from fractions import Fraction
 
-from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
+from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError, user_code
 from sweep.usercode.objects import load_object
 

@@ -125,7 +125,7 @@ def plot_loss(sweep: Sweep) -> Chart | None:
     spans = means["final_valid_loss"].agg(np.ptp)[means["batch_size"].nunique() > 1]
     if settings.target is not None or spans.empty:
         return None
-    objective, trials = settings.traits.objective, _report_trials(sweep.compared)
+    objective, trials = settings.evaluated, _report_trials(sweep.compared)
     name, unit = objective.title, f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
     parts = [*parts[:4], f"{len(parts) - 4} more"] if len(parts) > 5 else parts
@@ -141,7 +141,7 @@ def plot_loss(sweep: Sweep) -> Chart | None:
 
 def plot_throughput(sweep: Sweep) -> Chart | None:
     """Plot tokens per second, and peak memory, against batch size."""
-    trials, unit = _report_trials(sweep.trials), sweep.plan.settings.traits.tokens
+    trials, unit = _report_trials(sweep.trials), sweep.plan.settings.token_unit
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
     complete = trials[trials["state"] == "COMPLETE"]
     lead = complete[complete[POLICY] == sweep.leading.label] if sweep.leading else complete
@@ -199,10 +199,12 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     """
     if len(sweep.batch_sizes) < 2:
         return None
-    traits, trials = sweep.plan.settings.traits, _report_trials(sweep.trials)
-    objective, unit = traits.objective, traits.tokens
+    settings = sweep.plan.settings
+    trials = _report_trials(sweep.trials)
+    objective = settings.evaluated
+    unit = settings.token_unit
     metrics = {"train/loss": "training loss"}
-    if traits.samples:  # the training loss is a surrogate close to 0
+    if settings.workload.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
     metrics[objective.curve] = objective.title.removeprefix("final ")
     own = trials["id"].where(trials["state"] != "COMPLETE", "")

@@ -23,8 +23,9 @@ from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scal
 from sweep.analysis.frames import format_range
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
-from sweep.config.experiment import FINAL_PROMPTS, optimizer_facts
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
+from sweep.config.optimizers import optimizer_facts
+from sweep.config.workloads import FINAL_PROMPTS
 from sweep.errors import SweepError, printable
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.plan.rates import describe_policy
@@ -73,7 +74,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         other_metrics=frames.other_metrics(sweep.compared, sweep.plan.settings.objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[trials["cause"].notna()].to_dict("records"),
-        gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
+        gains=frames.find_gains(sweep) if sweep.plan.settings.workload.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
         other_curves=sweep.other_curves if curves else (),

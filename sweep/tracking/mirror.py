@@ -203,8 +203,9 @@ class Mirror(threading.Thread):
                     ends.append(((status := trial.read_status()).state, status.cause))
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
             tags |= self._log_answer(run.info.run_id)
-        own = {"optimizer", "schedule", "evaluation"} if self.plan.settings.command else None
-        settings = self.plan.settings.model_dump(mode="json", exclude=own)
+        is_program = self.plan.settings.workload.is_program
+        unused = {"optimizer", "schedule", "evaluation"} if is_program else None
+        settings = self.plan.settings.model_dump(mode="json", exclude=unused)
         self._update("", settings, tags, run_status, None)
 
     def _log_answer(self, run_id: str) -> dict[str, str]:
@@ -222,7 +223,7 @@ class Mirror(threading.Thread):
             self._client.log_dict(run_id, {"columns": columns, "data": rows}, TABLE)
             tags["mlflow.loggedArtifacts"] = json.dumps([{"path": TABLE, "type": "table"}])
         if answer.exists() and (document := json.loads(answer.read_text("utf-8"))):
-            name = store.metric_name(document["metric"], self.plan.settings.traits.tokens)
+            name = store.metric_name(document["metric"], self.plan.settings.token_unit)
             history = self._client.get_metric_history(run_id, name)
             stored = {p.step: p.value for p in sorted(history, key=lambda p: p.timestamp)}
             means = {row["batch_size"]: row["mean"] for row in document["batch_sizes"]}
@@ -269,9 +270,9 @@ class Mirror(threading.Thread):
             times = [_point(line)[1] for line in (lines or [])[-1:]]
             end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
             settings = self.plan.settings
-            excluded = {"id", "forecast_bytes", "forecast_seconds", *settings.unused}
+            excluded = {"id", "forecast_bytes", "forecast_seconds", *settings.workload.unused}
             params = row.model_dump(exclude=excluded)
-            params[settings.traits.tokens] = params.pop("tokens")
+            params[settings.token_unit] = params.pop("tokens")
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = sent
 
@@ -320,7 +321,7 @@ class Mirror(threading.Thread):
             for name, value in result.items()
             if isinstance(value, int | float) and name not in NOT_RESULTS
         }
-        unit = self.plan.settings.traits.tokens  # or examples
+        unit = self.plan.settings.token_unit  # or examples
         if lines:
             position = {key: lines[-1][key] for key in POSITION}
         elif lines is None and result:

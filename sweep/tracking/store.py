@@ -319,11 +319,12 @@ def ui_command(folder: SweepFolder, uri: str, port: int) -> list[str]:
 
 def view_state(plan: Plan) -> str:
     """Return the state of the page of MLflow's UI that compares a sweep's batch sizes."""
-    traits, objective = plan.settings.traits, plan.settings.objective
-    names = {"curve": objective.curve, "final": metric_name(objective.name, traits.tokens)}
-    names["training"] = "reward/mean" if traits.samples else "train/loss"
+    objective = plan.settings.objective
+    unit = plan.settings.token_unit
+    names = {"curve": objective.curve, "final": metric_name(objective.name, unit)}
+    names["training"] = "reward/mean" if plan.settings.workload.samples else "train/loss"
     template = Template(json.dumps(read_toml(__file__, "view.toml")))
-    return template.substitute(names, uid=plan.sweep_uid, unit=traits.tokens)
+    return template.substitute(names, uid=plan.sweep_uid, unit=unit)
 
 
 def save_view(client: "MlflowClient", parent: "Run", plan: Plan) -> None:

@@ -50,7 +50,7 @@ def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     refuse_links(folder.path)
     config = folder.read_config()
-    if objects := config.science.user_objects:
+    if objects := config.science.user_code:
         print(printable(f"This runs code: {describe_objects(objects)}"), flush=True)
     status = folder.read_status()
     folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt

@@ -205,10 +205,10 @@ def run_command(
         SweepError: if the command fails (caused by MemoryError if memory ran out) or misreports.
     """
     folder = store.folder
-    if not config.science.passes("resume"):
+    if not config.science.workload.can_resume:
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
-    check_code(config.science.user_objects, config.science.code or {})
+    check_code(config.science.user_code, config.science.code or {})
     report, killed_before, ending = Report(config, store), oom_kills(), None
     process, log_start = _start(config, folder)
     try:
@@ -260,7 +260,7 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
         environment["CUDA_VISIBLE_DEVICES"] = ""
     elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
         environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
-    words = fill_placeholders(str(science.command), values)
+    words = fill_placeholders(science.workload.code[0], values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
         start, none = log.tell(), subprocess.DEVNULL

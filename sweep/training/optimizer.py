@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
-from sweep.config.experiment import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings
 from sweep.errors import user_code
 from sweep.models.build import outer_weights
 from sweep.usercode.objects import load_object

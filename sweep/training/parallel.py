@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from sweep.config.experiment import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training.optimizer import build_optimizer

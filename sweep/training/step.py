@@ -52,7 +52,7 @@ class TrainingStep:
         loss_sum = self.workload.loss_sum
         self._loss_sum = self.parallel.compiled(loss_sum) if execution.compile else loss_sum
         self.model.train()
-        self.samples = science.traits.samples
+        self.samples = science.workload.samples
         assert ranks.count() == 1 or not self.samples, "a workload that samples runs on one device"
         self.workload.start(self.model)
 

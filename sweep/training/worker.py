@@ -80,7 +80,7 @@ def run_attempt(
             config = folder.read_config()
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
-            if config.science.command is not None:
+            if config.science.workload.is_program:
                 return _run_command(config, status, store, should_stop)
             if config.execution.devices > 1 and not ranks.is_distributed():
                 return _launch(config, path, status, poll)
@@ -128,7 +128,7 @@ def _run(
         if science.code is not None:
             if config.code_path:
                 add_code_folder(Path(config.code_path))
-            check_code(science.user_objects, science.code)
+            check_code(science.user_code, science.code)
         step = TrainingStep(config, device)
         if rank:  # equal weights in all processes, but different random numbers from now on
             _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
@@ -313,7 +313,7 @@ def write_result(
         "metrics_sha256": metrics_sha256,
         "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
         "weights_sha256": files.find_sha256(folder.weights_path),
-        **dict.fromkeys(science.unused),
+        **dict.fromkeys(science.workload.unused),
     }
     files.write_json(folder.result_path, files.with_nulls(record), store.check)
 

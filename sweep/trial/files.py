@@ -15,7 +15,7 @@ from typing import Any
 from sweep.config.metrics import MetricNames
 from sweep.errors import CorruptFile, SweepError, causes_of, printable, reason_of, text_of
 from sweep.resources import read_toml, sha256_of_file
-from sweep.version import FORMAT_VERSION
+from sweep.version import FORMAT_VERSION, READERS
 
 MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
 MAX_CURVE_BYTES = MAX_JSON_BYTES  # limit of metrics.jsonl for its writers and its reader
@@ -102,7 +102,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CorruptFile(f"{path} does not match its sha256. {remedy}") from error
     if version != FORMAT_VERSION:
         problem = f"must have format_version {FORMAT_VERSION}, got {version!r}"
-        raise SweepError(f"{path} {problem}. Choose another --out.")
+        reader = READERS.get(version) if isinstance(version, int) else None
+        remedy = f"Read it with version {reader} of sweep, or choose" if reader else "Choose"
+        raise SweepError(f"{path} {problem}. {remedy} another --out.")
     return data
 
 

@@ -26,8 +26,9 @@ WORKLOADS: dict[str, type[Workload]] = {
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
-    name = config.science.workload
-    build: Any = WORKLOADS.get(name) or load_object(name)
+    settings = config.science.workload
+    name = settings.name
+    build: Any = WORKLOADS.get(settings.kind) or load_object(name)
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
         "and a device"
@@ -52,17 +53,17 @@ def inspect_workload(
     science, facts = config.science, dict[str, Any]()
     workload = build_workload(config, torch.device("cpu"))
     workload.check(text)
-    names = ", ".join(science.user_objects or [science.workload])
+    names = ", ".join(science.user_code or [science.workload.name])
     with user_code(f"{names} must build a model and compute a loss"):
         if science.code is None:
             model = build_without_weights(workload.build_model)
         else:
             model = workload.build_model()
-            if not science.traits.samples:
+            if not science.workload.samples:
                 facts["flops_per_token"] = count_flops(workload, model)
     builds_own_model = type(workload).build_model is not Pretrain.build_model
     if workload.is_language and builds_own_model:
-        facts["name"] = science.workload  # not the experiment's model
+        facts["name"] = science.workload.name  # not the experiment's model
     weights = [*model.parameters()]
     facts["parameters"] = sum(weight.numel() for weight in weights)
     facts["embedding_parameters"] = sum(weight.numel() for weight in outer_weights(model))

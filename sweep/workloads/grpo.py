@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sweep.config.experiment import FINAL_PROMPTS, GrpoSettings
 from sweep.config.trial import TrialConfig
+from sweep.config.workloads import FINAL_PROMPTS, GrpoSettings, UserWorkload
 from sweep.data.tokens import TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 from sweep.models.build import HasHidden, autocast
@@ -39,8 +39,10 @@ class Grpo(LanguageWorkload):
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         super().__init__(config, device)
-        assert config.science.grpo
-        self.settings: GrpoSettings = config.science.grpo
+        workload = config.science.workload
+        settings = workload.grpo_settings if isinstance(workload, UserWorkload) else workload
+        assert isinstance(settings, GrpoSettings)
+        self.settings = settings
         self.updates_per_step = self.settings.num_iterations
         self.wide_dtype = torch.float32 if device.type == "mps" else torch.float64
         self.reference: nn.Module | None = None
@@ -165,7 +167,7 @@ class Grpo(LanguageWorkload):
             if len(ids) > length:
                 raise SweepError(
                     f"prompt_tokens must hold the longest prompt, got {length} for {prompt.text!r} "
-                    f"with {len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
+                    f"with {len(ids)} tokens. Set workload.prompt_tokens to {len(ids)} or more."
                 )
             rows.append([self.end] * (length - len(ids)) + ids)
         return torch.tensor(rows, device=self.device)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import Plan, PlannedTrial, grow_plan

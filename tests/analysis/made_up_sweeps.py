@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import Declared, Experiment, load_experiment
+from sweep.config.experiment import Experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
+from sweep.config.workloads import UserWorkload
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
 from sweep.plan.proposal import SERVICES
@@ -19,7 +21,9 @@ from tests.plans import Inputs
 
 CPU = Execution(device="cpu", threads=2)
 BATCHES = ("4,8", "4,16,64", "2,4,8,16", "1,2", "6,10,15", "7,16,60", "32,64,128")
-MAXIMIZED = Declared(objective="accuracy", direction="maximize", tolerance=0.02)
+MAXIMIZED = UserWorkload(
+    object="my_project:Classifier", objective="accuracy", direction="maximize", tolerance=0.02
+)
 MISFIT = {  # as a forecast bounds steps that do not fit
     "microbatch_bound": 1,
     "microbatch_bound_alone": 1,
@@ -54,7 +58,7 @@ def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
         plan = _grow(plan, path, {**given, **policy})
     assert plan is not None
     if rng.random() < 0.15:
-        objective = plan.settings.model_copy(update={"declared": MAXIMIZED})
+        objective = plan.settings.model_copy(update={"workload": MAXIMIZED})
         plan = plan if "target" in given else plan.model_copy(update={"settings": objective})
     plan = plan.model_copy(update={"trials": plan.known_trials})
     if random.Random(f"memory {number}").random() < 0.15:  # leaves the other choices as they were

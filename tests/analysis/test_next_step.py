@@ -22,6 +22,7 @@ from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.made_up_sweeps import (
     CPU,
+    MAXIMIZED,
     Inputs,
     write_clear_results,
     write_clear_sweep,
@@ -44,9 +45,9 @@ def request_of(command):
 def plan_command(command, sweep):
     """Plan a proposed command as the command line does, except that a new folder is not probed."""
     request = request_of(command)
-    declared = sweep.plan.settings.declared
-    if declared:  # as the user's code would declare it
-        experiment = request.experiment.model_copy(update={"declared": declared})
+    workload = sweep.plan.settings.workload
+    if workload == MAXIMIZED:  # as the user's code would declare it
+        experiment = request.experiment.model_copy(update={"workload": workload})
         request = Request(experiment, request.execution, request.folder, command=request.command)
     if request.folder.plan_path.exists():
         return make_plan(request)

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from tests.data.conftest import COMMIT
 from tests.hugging_face import save_model
 
 pytest.importorskip("transformers")
 PLAN = """
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import Request, first_plan, identify_inputs
 from sweep.trial.folder import SweepFolder
@@ -185,5 +185,5 @@ def test_the_usual_warmup_belongs_to_the_reference_only(tiny):
 
 
 def test_an_initial_loss_is_expected_of_random_weights_only(tiny):
-    assert load_experiment("quick", {"init": str(tiny)}).traits.expected_initial_loss is None
-    assert load_experiment("quick", {"model": str(tiny)}).traits.expected_initial_loss > 6
+    assert load_experiment("quick", {"init": str(tiny)}).expected_initial_loss is None
+    assert load_experiment("quick", {"model": str(tiny)}).expected_initial_loss > 6

@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-from sweep.config.experiment import Experiment, load_experiment, settings_without_effect
+from sweep.config.experiment import Experiment
+from sweep.config.load import load_experiment
+from sweep.config.needs import settings_without_effect
 from sweep.config.numbers import (
     format_bytes,
     format_count,
@@ -141,7 +143,7 @@ WRONG_TEXTS = [
     ("workload = 'quadratic'\nmodel = 'quick'", "workload 'quadratic' cannot train 'quick'"),
     ("target = 3.0\n[schedule]\nname = 'cosine'", "schedule.name must be constant"),
     ("target = 3.0\n[tuning]\nbudget = 1", "tuning.budget does not apply"),
-    ("workload = 'grpo'\n[grpo]\ntask = 'text'\ngroup_size = 2", "grpo.reward"),
+    ("[workload]\nkind = 'grpo'\ntask = 'text'\ngroup_size = 2", "workload.reward"),
 ]
 
 
@@ -156,14 +158,14 @@ SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "bat
 HUGE = "1" + 20 * "0"
 WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     "name": ("a valid string", "{}", "true", "5", "1979-05-27"),
-    "workload": ("a valid string", "{}", "['pretrain']", "1.5"),
+    "workload": ("must be pretrain, grpo", "3", "['pretrain']", "1.5", "'pretrian'"),
     "data": ("a valid string", "{}", "[]", "true", "nan"),
     "model": ("must be", "['quick']", "true", "nan", "''", "5"),
     "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
     "batches": ("batch", "{}", "[]", "1.5", "true", "nan", "[1.5]", "[[4]]", "['x']", "[true]"),
     "seeds": ("seeds", "{}", "[1]", "true", "-1", "1.5", "nan", "1001"),
     "vocabulary": ("vocabulary", "{}", "[512]", "-1", "'many'"),
-    "grpo": ("grpo", "'words'", "3", "{}"),
+    "workload.task": ("does not apply to 'pretrain'", "'words'"),
     "tuning": ("tuning must be a table, got 3", "3"),
     "model.d_ff": ("model.d_ff", "1e20", HUGE),
     "model.heads": ("heads", "{}", "5", "0"),

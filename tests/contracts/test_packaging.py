@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import sweep
 from sweep.cli.commands import run
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

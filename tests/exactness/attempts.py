@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import WorkerDied
 from sweep.orchestration.planning import Request, make_plan, save_plan

@@ -32,7 +32,14 @@ DEATHS = [  # moment, its occurrence, and the steps that the next attempt need n
 ]
 ALWAYS = {"checkpoint_seconds": 0.0, "threads": 1}
 SHORT = {"batches": "8", "budget": 8 * 64 * STEPS, "lr": "3e-3"}
-GRPO = {"prompt_tokens": 40, "new_tokens": 8, "group_size": 4, "num_iterations": 2, "kl": 0.1}
+GRPO = {
+    "kind": "grpo",
+    "prompt_tokens": 40,
+    "new_tokens": 8,
+    "group_size": 4,
+    "num_iterations": 2,
+    "kl": 0.1,
+}
 WORDS = {"batches": "8", "model": "quick", "data": "synthetic"}
 COMPILED = {"compile": True}
 TARGET = {"batches": "8", "budget": 8 * 64 * 100, "lr": "1e-2", "target": 5.5}
@@ -124,7 +131,7 @@ def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninte
         ("quadratic", {"batches": "16", "budget": 16 * 100}, {}, 70),
         ("quick", {**SHORT, "optimizers": "muon"}, {}, 17),
         pytest.param("quick", {**SHORT, "optimizers": "adafactor"}, {}, 17, marks=pytest.mark.slow),
-        ("grpo-words", {**WORDS, "grpo": GRPO, "lr": "3e-3", "budget": 8 * 48 * 8}, {}, 5),
+        ("grpo-words", {**WORDS, "workload": GRPO, "lr": "3e-3", "budget": 8 * 48 * 8}, {}, 5),
         pytest.param("quick", SHORT, COMPILED, 17, marks=pytest.mark.slow),
         pytest.param("quick", SHORT, COMPILED | {"threads": 2}, 17, marks=pytest.mark.slow),
     ],
@@ -170,7 +177,7 @@ def test_grpo_starts_from_the_weights_of_a_pretraining_trial(tmp_path):
     settings = {**WORDS, "budget": 8 * 64 * 4, "lr": "1e-2"}
     first = planned_trial(tmp_path / "first", "quick", settings)
     run_to_the_end(first)
-    settings |= {"grpo": GRPO, "init": str(first.path), "budget": 8 * 48 * 2, "lr": "1e-9"}
+    settings |= {"workload": GRPO, "init": str(first.path), "budget": 8 * 48 * 2, "lr": "1e-9"}
     config = planned_trial(tmp_path / "second", "grpo-words", settings).read_config()
     weights = load_file(first.weights_path)
     started = TrainingStep(config, torch.device("cpu")).model.state_dict()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.plan.steps import learning_rate_at
 from sweep.training.step import TrainingStep

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from experiments.elman import Elman, ElmanLayer, spectral_scale
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.models import TransformerSettings, model_preset
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
 from sweep.workloads.quadratic import NoisyQuadratic

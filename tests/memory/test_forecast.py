@@ -27,7 +27,7 @@ SMALL_ELMAN = {"kind": "object", "name": "experiments.elman:Elman", "vocabulary"
 SMALL_GPT2 = {"kind": "hugging_face", "name": "small-gpt2", "architecture": "gpt2",
               "vocabulary": 512, "context": 128,
               "sizes": {"n_positions": 128, "n_embd": 64, "n_layer": 3, "n_head": 4}}  # fmt: skip
-SHORT = {"group_size": 4, "prompt_tokens": 24, "new_tokens": 16}
+SHORT = {"kind": "grpo", "group_size": 4, "prompt_tokens": 24, "new_tokens": 16}
 CHECKPOINTED, SLOW = {"activation_checkpointing": True}, pytest.mark.slow
 
 
@@ -66,14 +66,14 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
         pytest.param({"experiment": "gpt2", "batch": 2}, marks=SLOW),
         {"experiment": "quick", "model": SMALL_GPT2},
         {"experiment": "quick", "model": SMALL_GPT2, "execution": CHECKPOINTED},
-        {"experiment": "grpo-words", "model": SMALL_GPT2, "grpo": SHORT},
+        {"experiment": "grpo-words", "model": SMALL_GPT2, "workload": SHORT},
         {"experiment": "quick", "model": {**SMALL_GPT2, "lora": 4}, "init": "pretrained"},
         pytest.param(
             {
                 "experiment": "grpo-words",
                 "model": {**SMALL_GPT2, "lora": 4},
                 "init": "pretrained",
-                "grpo": SHORT,
+                "workload": SHORT,
             },
             marks=SLOW,
         ),

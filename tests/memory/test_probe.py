@@ -21,7 +21,7 @@ GRPO = {
     "data": "synthetic",
     "batches": [4],
     "precision": "fp32",
-    "grpo": {"group_size": 4, "prompt_tokens": 20, "new_tokens": 4},
+    "workload": {"kind": "grpo", "group_size": 4, "prompt_tokens": 20, "new_tokens": 4},
 }
 
 
@@ -291,8 +291,8 @@ def test_grpo_is_probed_in_whole_groups_and_its_recommendations_are_soaked():
 
 
 def test_several_updates_on_one_sample_are_one_step():
-    grpo = {**GRPO["grpo"], "num_iterations": 2}
-    trial = trial_config("grpo-words", 4, 4, **{**GRPO, "batches": [4], "grpo": grpo})
+    grpo = {**GRPO["workload"], "num_iterations": 2}
+    trial = trial_config("grpo-words", 4, 4, **{**GRPO, "batches": [4], "workload": grpo})
     point = measure(trial, 1 << 30, 3, None)
     assert point.status == "OK", point.message
     assert point.optimizer_steps == 6 and point.loss is not None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.elman import FusedCell, spectral_scale
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.models import HuggingFaceSettings, TransformerSettings, model_preset
 from sweep.models.build import build_model, build_without_weights
 from sweep.models.transformer import rotary_tables, rotate

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, Services
 from sweep.orchestration.planning import Planned, Request, make_plan, save_plan
 from sweep.orchestration.runner import run_plan

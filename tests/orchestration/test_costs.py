@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.costs import cost_on_cluster

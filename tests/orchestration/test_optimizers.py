@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sweep.analysis.results import answer, load_sweep
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.planning import Request, make_plan

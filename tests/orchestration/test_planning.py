@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration import costs
@@ -161,8 +161,9 @@ def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_token
 
 
 def test_a_step_of_grpo_is_timed_with_its_sampling():
-    grpo = {"group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
-    fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
+    grpo = {"kind": "grpo", "group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
+    fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000}
+    fields["workload"] = grpo
     plan = plan_here(name="grpo-words", **fields)
     seconds, load = time_steps(plan.trial_config(plan.trials[0]))
     assert seconds.keys() == {4, 8} and min(seconds.values()) > 0 and 0 <= load <= 1

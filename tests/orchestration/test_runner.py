@@ -8,7 +8,7 @@ import pytest
 
 from sweep.analysis.results import load_sweep
 from sweep.api import run_sweep
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.executors import attempt_slots

@@ -15,7 +15,7 @@ from sweep.analysis.checks import supports_fit
 from sweep.analysis.critical_batch_size import fit_steps, steps_to_target
 from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Services
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import finished_summary

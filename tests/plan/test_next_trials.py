@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.trial import Execution
 from sweep.plan.next_trials import TrialRecord, compared_value, next_trials, tuning_records

@@ -4,7 +4,8 @@ import shlex
 
 import pytest
 
-from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.experiment import Experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, Science
 from sweep.errors import SweepError
 from sweep.plan.plan import grow_plan, typed_command
@@ -168,7 +169,6 @@ def test_a_tuning_budget_below_a_step_is_refused_by_its_name():
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
     decides = {
         *("name", "question", "seeds", "tuning", "answer", "optimizers"),  # which trials there are
-        "declared",  # by code whose hash is in the id
         # resolved under other names
         *("budget", "batches", "lr", "vocabulary", "context", "model_option", "init"),
         *("text_column", "lora", "model_source", "replaced_sizes", "code_folder"),

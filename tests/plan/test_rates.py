@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.config.experiment import EvaluationSettings, OptimizerSettings
+from sweep.config.experiment import EvaluationSettings
+from sweep.config.optimizers import OptimizerSettings
 from sweep.errors import SweepError
 from sweep.plan.rates import (
     EXTENSIONS,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.plan.retry import (
     Outcome,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.config.experiment import ScheduleSettings
+from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError
 from sweep.plan.steps import (
     choose_microbatch,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.plan.plan import Plan, grow_plan
 from sweep.tracking import mirror

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import Superseded, UnusableCheckpoint
 from sweep.resources import sha256_of_file

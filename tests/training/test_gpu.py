@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import synthetic_identity
 from sweep.errors import SweepError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.tokens import SequenceStream
 from sweep.orchestration.planning import Request, make_plan

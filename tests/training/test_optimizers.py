@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sweep.config.experiment import OptimizerSettings, ScheduleSettings
+from sweep.config.optimizers import OptimizerSettings
+from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError, UnusableCheckpoint
 from sweep.memory.forecast import forecast_step
 from sweep.plan.steps import learning_rate_at

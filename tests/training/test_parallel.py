@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, load_model
 from torch import nn
 
-from sweep.config.experiment import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings
 from sweep.memory.forecast import forecast_stages
 from sweep.models.build import build_model
 from sweep.plan.retry import status_after

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, refuse_links, write_json

@@ -2,7 +2,7 @@
 
 import torch
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.data import tokens
 from sweep.orchestration.planning import Request, make_plan
 from sweep.trial.folder import SweepFolder

@@ -104,7 +104,7 @@ def test_evaluations_are_finite_and_repeatable_and_leave_the_model_as_it_was(con
 
 def test_only_workloads_that_sample_change_their_batches(config):
     workload = build_workload(config, CPU)
-    assert (type(workload).roll_out != Workload.roll_out) == config.science.traits.samples
+    assert (type(workload).roll_out != Workload.roll_out) == config.science.workload.samples
     assert workload.tokens_per_sequence == config.tokens_per_sequence
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.config.experiment import GrpoSettings, load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
+from sweep.config.workloads import GrpoSettings
 from sweep.errors import SweepError
 from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.plan.retry import begin_attempt
@@ -248,7 +249,7 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
 )
 def test_batches_are_whole_groups(batches, nearest):
     with pytest.raises(SweepError, match=f"group_size .4.*{nearest}"):
-        load_experiment("grpo-words", {"batches": batches, "grpo": GRPO})
+        load_experiment("grpo-words", {"batches": batches, "workload": GRPO})
 
 
 def test_settings_of_sampling_are_refused_for_other_workloads():

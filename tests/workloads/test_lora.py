@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sweep.api import run_sweep
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.pretrained import fields_of_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError

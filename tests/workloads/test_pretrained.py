@@ -10,7 +10,7 @@ from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer
 
 from sweep.api import run_sweep
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.pretrained import fields_of_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
@@ -46,9 +46,9 @@ def text(tmp_path):
 
 
 def fields(pretrained, text, **more):
-    grpo = {"group_size": 4, "prompt_tokens": 28, "new_tokens": 8}
+    grpo = {"kind": "grpo", "group_size": 4, "prompt_tokens": 28, "new_tokens": 8}
     return {"init": str(pretrained), "data": str(text), "batches": [8], "budget": 8 * 36 * 2,
-            "lr": "1e-3", "grpo": grpo, "precision": "fp32"} | more  # fmt: skip
+            "lr": "1e-3", "workload": grpo, "precision": "fp32"} | more  # fmt: skip
 
 
 def trial_of(pretrained, text, folder):

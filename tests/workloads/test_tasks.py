@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from sweep.config.experiment import GrpoSettings
 from sweep.config.trial import TokenizerSettings
+from sweep.config.workloads import GrpoSettings
 from sweep.data.synthetic_stories import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError

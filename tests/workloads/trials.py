@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
+from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import synthetic_identity
 from tests.plans import build_plan
 
 CPU = torch.device("cpu")
-GRPO = {"task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}
+GRPO = {"kind": "grpo", "task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}
 
 
 def trial_config(experiment, batch=8, microbatch=None, execution=None, **fields):
@@ -24,7 +24,7 @@ def trial_config(experiment, batch=8, microbatch=None, execution=None, **fields)
 
 def grpo_config(batch=8, microbatch=None, execution=None, precision="fp32", **grpo):
     fields = {"model": "quick", "data": "synthetic", "budget": 100 * batch * 52}
-    fields |= {"precision": precision, "grpo": {**GRPO, **grpo}}
+    fields |= {"precision": precision, "workload": {**GRPO, **grpo}}
     return trial_config("grpo-words", batch, microbatch, execution, **fields)
 
 

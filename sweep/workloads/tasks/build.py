@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sweep.config.experiment import GrpoSettings
+from sweep.config.workloads import GrpoSettings
 from sweep.data.tokens import TokenizedText
 from sweep.errors import user_code
 from sweep.usercode.objects import load_object

@@ -30,4 +30,4 @@ class Openings(Task):
         return Prompt(self.text.tokenizer.decode(ids), tuple(ids))
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        raise AssertionError("the experiment requires grpo.reward for this task")
+        raise AssertionError("the experiment requires workload.reward for this task")

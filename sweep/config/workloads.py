@@ -1,0 +1,361 @@
+"""Settings of workloads, the kinds of training, and what other code may ask of them."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from sweep.config.models import ModelSettings, Positive
+from sweep.config.numbers import nearest_multiples
+from sweep.config.objective import LOSS, Objective
+from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
+from sweep.errors import SweepError
+from sweep.usercode.commands import check_command, placeholders_of
+
+if TYPE_CHECKING:
+    from sweep.config.experiment import Experiment
+
+FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
+# Settings of a command's experiment; the others belong to trainings of this package. The optimizer
+# and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
+SETTINGS_OF_COMMANDS = {
+    *("name", "question", "workload", "code_folder", "context", "budget", "batches", "lr"),
+    *("seeds", "tuning", "answer", "optimizer", "schedule"),
+}
+EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
+LESS_MEMORY = (
+    "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
+    "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
+)
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+
+
+class WorkloadBase(Settings, use_attribute_docstrings=True):
+    """Capabilities that every workload declares. Other code asks for these, never for the kind."""
+
+    kind: str
+
+    is_program: ClassVar[bool] = False
+    """Whether a program of the user trains. Its model and memory are not known."""
+    reads_text: ClassVar[bool] = False
+    """Whether it trains the experiment's language model on the experiment's text."""
+    memory_remedy: ClassVar[str] = LESS_MEMORY
+    """What helps a trial that runs out of memory at the smallest microbatch."""
+
+    @property
+    def name(self) -> str:
+        """The kind, or the user's module:object."""
+        return self.kind
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The user's code that it runs: objects named module:object, or a command."""
+        return ()
+
+    @property
+    def samples(self) -> bool:
+        """Whether each step first generates its batch with the model."""
+        return False
+
+    @property
+    def sequences_per_group(self) -> int:
+        """Sequences that must stay together in a batch."""
+        return 1
+
+    @property
+    def splits_batches(self) -> bool:
+        """Whether a step may consist of several microbatches."""
+        return True
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether an attempt continues from the checkpoint of the one before."""
+        return True
+
+    def build_objective(self) -> Objective:
+        """Return what batch sizes are compared by, without a target."""
+        return LOSS
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether an attempt can end at a planned step and be continued later."""
+        return True
+
+    def receives(self, *names: str) -> bool:
+        """Return True if trainings receive one of these values, such as weight_decay."""
+        return True
+
+    @property
+    def unused(self) -> list[str]:
+        """The values of the optimizer and the schedule that trainings do not receive."""
+        names = ("beta2", "weight_decay", "warmup_steps", "optimizer")
+        return [name for name in names if not self.receives(name)]
+
+    def sequence_tokens(self, model: ModelSettings) -> int:
+        """Return the training tokens that one sequence counts as."""
+        return model.context
+
+    def expected_initial_loss(self, model: ModelSettings) -> float | None:
+        """Return the loss of an untrained model; None if it is not known."""
+        return None
+
+    def check(self, experiment: "Experiment") -> None:
+        """Raise ValueError if the experiment's other settings do not suit this workload."""
+        model = experiment.model
+        if self.reads_text != (model.vocabulary is not None):
+            raise ValueError(f"workload {self.name!r} cannot train {model.name!r}. Change either")
+
+    def check_execution(self, names: Iterable[str]) -> None:
+        """Raise SweepError if one of these settings of the execution does not apply."""
+
+
+class Pretrain(WorkloadBase):
+    """Next-token prediction on a text."""
+
+    kind: Literal["pretrain"] = "pretrain"
+
+    reads_text: ClassVar[bool] = True
+
+    def build_objective(self) -> Objective:
+        return Objective(unit="nats", label="nats per token")
+
+    def expected_initial_loss(self, model: ModelSettings) -> float | None:
+        return math.log(model.vocabulary) if model.vocabulary else None
+
+
+class Quadratic(WorkloadBase):
+    """The noisy quadratic model, whose optimum is known."""
+
+    kind: Literal["quadratic"] = "quadratic"
+
+
+class GrpoSettings(Settings, use_attribute_docstrings=True):
+    """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
+
+    # source of prompts and rewards: words, text, chess, or your module:object
+    task: Annotated[str, one_of("words", "text", "chess")] = "words"
+    reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
+    group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
+    """Completions per prompt."""
+    prompt_tokens: Positive = 32  # length of every prompt, padded on the left
+    new_tokens: Positive = 64  # longest completion
+    temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0  # sampling temperature
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0  # nucleus sampling; 1: off
+    # grpo: mean over completions of means over tokens; dapo: mean over all tokens of the batch;
+    # dr_grpo: sum over tokens, divided by batch_size · new_tokens
+    loss: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
+    # divisor of the advantages: standard deviation of the group or of the batch, or nothing
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower end of the ratio: 1 − clip
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # upper end; default: clip
+    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight of KL; 0: no reference model
+    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+    @property
+    def user_objects(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.task, self.reward or "") if ":" in name)
+
+    def reward_objective(self) -> Objective:
+        return Objective(unit="of reward", label="minus mean reward")
+
+    def check_batches(self, experiment: "Experiment") -> None:
+        """Raise ValueError if batches are not whole groups, or sequences exceed the context."""
+        for batch in experiment.batches:
+            if batch % self.group_size:
+                near = f"got {batch}. Use {nearest_multiples(batch, self.group_size)}"
+                must = f"batches must be multiples of group_size ({self.group_size})"
+                raise ValueError(f"{must}, {near}")
+        context = experiment.model.context
+        if self.tokens_per_sequence > context:
+            raise ValueError(f"prompt_tokens + new_tokens must fit context {context}. Lower them")
+        if self.task == "text" and self.reward is None:
+            raise ValueError("the task 'text' needs your module:function. Set workload.reward")
+
+
+class Grpo(GrpoSettings, WorkloadBase):
+    """GRPO on a language model: a sequence is a prompt and its completion."""
+
+    kind: Literal["grpo"] = "grpo"
+
+    reads_text: ClassVar[bool] = True
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return self.user_objects
+
+    @property
+    def samples(self) -> bool:
+        return True
+
+    @property
+    def sequences_per_group(self) -> int:
+        return self.group_size
+
+    def build_objective(self) -> Objective:
+        return self.reward_objective()
+
+    def sequence_tokens(self, model: ModelSettings) -> int:
+        return self.tokens_per_sequence
+
+    def check(self, experiment: "Experiment") -> None:
+        super().check(experiment)
+        if experiment.target is not None:
+            raise ValueError("target does not apply to grpo. Leave it out")
+        self.check_batches(experiment)
+
+
+class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
+    """A workload of the user, which names the metric that batch sizes are compared by."""
+
+    objective: Annotated[MetricName, RunFlag(Group.MODEL, metavar="NAME")] = "loss"
+    """Metric valid/NAME of a command, by which batch sizes are compared."""
+    direction: Annotated[Literal["minimize", "maximize"], RunFlag(Group.MODEL)] = "minimize"
+    """Whether a lower or a higher value of a command's objective is better."""
+    unit: Annotated[str, RunFlag(Group.MODEL)] = ""
+    """Unit of a command's objective in reports."""
+    tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance  # --tolerance takes precedence
+
+    def build_objective(self) -> Objective:
+        name = f"final_valid_{self.objective}"
+        return Objective(name, self.direction, self.unit, self.tolerance, self.unit)
+
+    @property
+    def compares_loss(self) -> bool:
+        return (self.objective, self.direction) == ("loss", "minimize")
+
+
+class Command(OwnWorkload):
+    """A program of the user, started with the values of a trial in place of its placeholders."""
+
+    kind: Literal["command"] = "command"
+    command: Annotated[str, AfterValidator(check_command), RunFlag(Group.MODEL)]
+    """Your training script, with placeholders such as {batch_size}."""
+
+    is_program: ClassVar[bool] = True
+    memory_remedy: ClassVar[str] = (
+        "Let the command use {microbatch_size} or {accumulation}, or less memory."
+    )
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return (self.command,)
+
+    @property
+    def splits_batches(self) -> bool:
+        return self.receives("microbatch_size", "accumulation")
+
+    @property
+    def can_resume(self) -> bool:
+        return self.receives("resume")
+
+    @property
+    def can_pause(self) -> bool:
+        return False
+
+    def receives(self, *names: str) -> bool:
+        return not placeholders_of(self.command).isdisjoint(names)
+
+    def check(self, experiment: "Experiment") -> None:
+        if experiment.target is not None and not self.compares_loss:
+            raise ValueError("target needs the objective loss, less is better. Leave it out")
+        for name in experiment.tuning.dimensions:
+            if name not in ("lr", *placeholders_of(self.command)):
+                raise ValueError(f"tuning {name} needs {{{name}}} in the command. Add it")
+
+    def check_execution(self, names: Iterable[str]) -> None:
+        if others := sorted({*names} - EXECUTION_OF_COMMANDS):
+            raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
+        if not self.splits_batches and not {"microbatch", "accumulation"}.isdisjoint(names):
+            needed = "need {microbatch_size} or {accumulation} in the command"
+            raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
+
+
+class UserWorkload(OwnWorkload):
+    """A class of the user, derived from `sweep.Workload`; it declares most settings itself."""
+
+    kind: Literal["user"] = "user"
+    object: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # the class, as module:object
+    grpo_settings: GrpoSettings | None = None  # of a class that is derived from Grpo
+    tokens_per_sequence: Positive | None = None  # as the class declares it; None: the context
+    is_language: bool | None = None  # whether it reads the experiment's model and data
+
+    @property
+    def name(self) -> str:
+        return self.object
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        of_grpo = self.grpo_settings.user_objects if self.grpo_settings else ()
+        return (self.object, *of_grpo)
+
+    @property
+    def samples(self) -> bool:
+        return self.grpo_settings is not None
+
+    @property
+    def sequences_per_group(self) -> int:
+        return self.grpo_settings.group_size if self.grpo_settings else 1
+
+    def sequence_tokens(self, model: ModelSettings) -> int:
+        if self.tokens_per_sequence is not None:
+            return self.tokens_per_sequence
+        return self.grpo_settings.tokens_per_sequence if self.grpo_settings else model.context
+
+    def check(self, experiment: "Experiment") -> None:
+        if self.grpo_settings is None:
+            return
+        if experiment.target is not None:
+            raise ValueError(f"target does not apply to {self.name}. Leave it out")
+        self.grpo_settings.check_batches(experiment)
+
+    def with_declarations(self, values: Mapping[str, Any], experiment: "Experiment") -> Self:
+        """Return the workload with attributes of its class, which must suit the experiment."""
+        declared = parse_settings(
+            type(self), {**self.model_dump(), **values}, f"workload {self.name!r}"
+        )
+        reads_model = experiment.model.vocabulary is not None
+        if declared.is_language and not (reads_model and experiment.data):
+            needed = "a model and a text. Name them with --model and --data"
+            raise SweepError(f"workload {self.name!r} reads {needed}, or an experiment.")
+        if declared.is_language is False and (reads_model or experiment.data):
+            problem = "builds its own model and batches, but the experiment names a model or a text"
+            raise SweepError(f"workload {self.name!r} {problem}. Leave EXPERIMENT out.")
+        if experiment.target is not None and not declared.compares_loss:
+            raise SweepError("target needs the objective loss, less is better. Leave it out.")
+        return declared
+
+
+# Attributes of the class of a user's workload.
+DECLARATIONS = (
+    *("tokens_per_sequence", "is_language", "objective", "direction", "unit", "tolerance"),
+)
+KINDS = ("pretrain", "grpo", "quadratic", "command")
+
+
+def _as_table(value: Any) -> Any:
+    """Complete a workload that is named by its kind, by module:object, or by its keys alone."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    if isinstance(value, WorkloadBase):
+        return value
+    kind = value.get("kind") if isinstance(value, Mapping) else value
+    if isinstance(kind, str) and ":" in kind:
+        return {**value, "kind": "user", "object": kind}
+    if kind not in (*KINDS, "user"):
+        known = f"{', '.join(KINDS)} or your module:object"
+        context = {"known": known, "names": KINDS, "got": kind}
+        raise PydanticCustomError("name", "must be {known}", context)
+    return value
+
+
+WorkloadSettings = Annotated[
+    Pretrain | Grpo | Quadratic | Command | UserWorkload,
+    Field(discriminator="kind"),
+    BeforeValidator(_as_table),
+]
