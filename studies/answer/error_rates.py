@@ -17,14 +17,14 @@ from functools import partial
 
 import numpy as np
 
-from sweep.plan.curves import (
+from sweep.decision.curves import (
     Floats,
     best_log_rates,
     rate_points,
     rates_between,
     stack_points,
 )
-from sweep.plan.decision import LOOKS, Counts, Decision, decide, next_trainings
+from sweep.decision.decision import LOOKS, Counts, Decision, decide, next_trainings
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.rates import GRID, RateTrial, next_rates
 

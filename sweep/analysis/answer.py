@@ -1,6 +1,6 @@
 """The answer of a sweep: which batch sizes may be the best, and which one to use.
 
-The intervals come from `sweep.plan.decision`, which also decides what `--seeds auto` runs next.
+The intervals come from `sweep.decision.decision`, which also decides what `--seeds auto` runs next.
 """
 
 import math
@@ -15,8 +15,8 @@ import pandas as pd
 from sweep.analysis.frames import Estimate
 from sweep.analysis.rates import TunedRate
 from sweep.config.objective import Objective
-from sweep.plan.curves import rate_points, stack_points
-from sweep.plan.decision import LOOKS, Decision, decide
+from sweep.decision.curves import rate_points, stack_points
+from sweep.decision.decision import LOOKS, Decision, decide
 
 BEST = "the best of those tried"
 MISSING = "–"  # a value that is not known

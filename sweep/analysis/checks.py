@@ -15,7 +15,7 @@ from scipy.special import fdtrc
 
 from sweep.analysis.critical_batch_size import StepsCurve
 from sweep.analysis.rules import RULES, TrialTable
-from sweep.plan.decision import ALPHA
+from sweep.decision.decision import ALPHA
 from sweep.plan.rates import PATIENCE
 from sweep.resources import read_toml
 

@@ -14,8 +14,8 @@ from scipy.special import log_ndtr, stdtrit
 
 from sweep.analysis.answer import typical_time
 from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, report_trials
+from sweep.decision.curves import Floats
 from sweep.errors import SweepError
-from sweep.plan.curves import Floats
 from sweep.plan.rates import crossing_tokens, smoothed
 
 RESAMPLES = 1000

@@ -18,8 +18,8 @@ from scipy.special import stdtrit
 from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
+from sweep.decision.decision import ALPHA
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
-from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
 from sweep.resources import read_toml
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing

@@ -19,11 +19,8 @@ from sweep.analysis.checks import FAIL, Check
 from sweep.analysis.frames import SweepTables
 from sweep.analysis.rates import TunedRate
 from sweep.config.experiment import Cell
-from sweep.errors import SweepError
-from sweep.plan.decision import LOOKS
-from sweep.plan.next_trials import TrialRecord, compared_value
-from sweep.plan.plan import LEAST_SEEDS, Plan, PlannedTrial, load_plan
-from sweep.plan.proposal import (
+from sweep.decision.decision import LOOKS
+from sweep.decision.proposal import (
     Proposal,
     check_of_command,
     common_tokens,
@@ -31,6 +28,9 @@ from sweep.plan.proposal import (
     propose_tuning,
     recorded_out,
 )
+from sweep.decision.trials import TrialRecord, compared_value
+from sweep.errors import SweepError
+from sweep.plan.plan import LEAST_SEEDS, Plan, PlannedTrial, load_plan
 from sweep.plan.rates import EXTENSIONS, GRID, ROUNDING
 from sweep.plan.steps import tokens_per_trial
 from sweep.trial.folder import Cause, State, SweepFolder

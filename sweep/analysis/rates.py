@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.frames import to_numbers
-from sweep.plan.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
+from sweep.decision.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
 
 
 @dataclass(frozen=True, eq=False)

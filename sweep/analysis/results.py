@@ -22,10 +22,10 @@ from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.decision.decision import Decision
+from sweep.decision.proposal import answering_command, check_of_command
 from sweep.errors import SweepError
-from sweep.plan.decision import Decision
 from sweep.plan.plan import Plan
-from sweep.plan.proposal import answering_command, check_of_command
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "

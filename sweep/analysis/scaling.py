@@ -12,7 +12,7 @@ from scipy.stats import linregress
 from sweep.analysis.answer import join
 from sweep.analysis.frames import Estimate
 from sweep.analysis.rates import TunedRate
-from sweep.plan.decision import ALPHA
+from sweep.decision.decision import ALPHA
 from sweep.plan.plan import Plan
 from sweep.resources import read_toml
 

@@ -16,12 +16,13 @@ from sweep.config.objective import LOSS, Objective
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.trial import tokenizer_of
 from sweep.data.describe import data_lines, summarize_data
+from sweep.decision.next import most_trials
+from sweep.decision.proposal import common_tokens, propose_answer
 from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
-from sweep.plan.plan import Plan, PlannedTrial, most_trials
-from sweep.plan.proposal import common_tokens, propose_answer
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.rates import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 

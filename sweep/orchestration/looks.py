@@ -1,9 +1,9 @@
 """`--seeds auto`: which trials the answer needs next, decided from the folder alone."""
 
 from sweep.config.objective import Objective
+from sweep.decision import next as following
+from sweep.decision.trials import TrialRecord, compared_value
 from sweep.orchestration.planning import Planned
-from sweep.plan import next_trials as following
-from sweep.plan.next_trials import TrialRecord, compared_value
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.rates import parse_policy
 from sweep.trial.folder import SweepFolder

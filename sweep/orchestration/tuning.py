@@ -22,12 +22,12 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.experiment import Cell
+from sweep.decision.curves import best_log_rates, rate_points
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
 from sweep.plan import rates
-from sweep.plan.curves import best_log_rates, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking import store

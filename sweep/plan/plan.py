@@ -10,9 +10,7 @@ from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, cut
-from sweep.plan.curves import NEIGHBOURS
-from sweep.plan.decision import TUNING_SEEDS
-from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
+from sweep.plan.rates import GRID, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
@@ -398,20 +396,3 @@ def typed_command(experiment: str | None, flags: Mapping[str, Any]) -> tuple[str
             values = value if isinstance(value, list | tuple) else [value]
             words.append(",".join(map(str, values)))
     return tuple(words)
-
-
-def most_trials(plan: Plan) -> dict[Cell, int]:
-    """Return the most trials of each cell with `--seeds auto`."""
-    tuned = {row.cell for row in plan.trials if row.policy == "tuned"}
-    tuning = plan.settings.tuning
-    searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
-    is_joint = len(tuning.dimensions) > 1
-    if is_joint:
-        searched = max(searched, tuning.trials)
-    if is_joint or tuning.budget:  # the winner and its neighbours at the full budget
-        searched += len(CONFIRMATION) + 2 * EXTENSIONS + REFINEMENTS
-    refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
-    return {
-        row.cell: plan.settings.answer.max_seeds + (searched + refined if row.cell in tuned else 0)
-        for row in plan.trials
-    }

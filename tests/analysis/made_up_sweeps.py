@@ -10,9 +10,9 @@ from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.config.workloads import UserWorkload
+from sweep.decision.proposal import SERVICES
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
-from sweep.plan.proposal import SERVICES
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus

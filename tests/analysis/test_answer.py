@@ -14,8 +14,8 @@ from sweep.analysis.frames import TRIAL_COLUMNS, write_trials_csv
 from sweep.analysis.results import answer_of, judge_trials
 from sweep.analysis.scaling import describe_costs, rate_exponent, rule_costs
 from sweep.config.objective import Objective
+from sweep.decision.curves import rate_points
 from sweep.errors import SweepError
-from sweep.plan.curves import rate_points
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.analysis.noisy_quadratic import quadratic_loss
 

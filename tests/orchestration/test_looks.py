@@ -8,9 +8,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from sweep.analysis.results import load_sweep
+from sweep.decision.decision import LOOKS
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.planning import make_plan, read_request
-from sweep.plan.decision import LOOKS
 from sweep.plan.plan import load_plan
 from tests.orchestration.test_tuning import Interrupted, run_in
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sweep.plan.curves import Floats, RateBounds, RatePoints, bound_rates
+from sweep.decision.curves import Floats, RateBounds, RatePoints, bound_rates
 
 ALPHA = 0.05
 LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decides what to run next

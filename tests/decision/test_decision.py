@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import t as student
 
 from studies.answer.error_rates import EDGE, EQUAL, Case, cases, simulate
-from sweep.plan.curves import RatePoints
-from sweep.plan.decision import (
+from sweep.decision.curves import RatePoints
+from sweep.decision.decision import (
     ALPHA,
     LOOKS,
     critical_values,

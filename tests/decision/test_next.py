@@ -7,7 +7,8 @@ import pytest
 from sweep.config.load import load_experiment
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.trial import Execution
-from sweep.plan.next_trials import TrialRecord, compared_value, next_trials, tuning_records
+from sweep.decision.next import next_trials
+from sweep.decision.trials import TrialRecord, compared_value, tuning_records
 from sweep.plan.plan import Inputs, build_plan
 from sweep.trial.folder import Cause, State
 

@@ -9,8 +9,9 @@ from typing import Any
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services
+from sweep.decision.next import next_trials
+from sweep.decision.trials import TrialRecord
 from sweep.errors import SweepError
-from sweep.plan.next_trials import TrialRecord, next_trials
 from sweep.plan.plan import (
     LEAST_SEEDS,
     Inputs,

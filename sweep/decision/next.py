@@ -6,60 +6,24 @@ give it the same records, one from the trial folders, the other from the table o
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 
-from sweep.config.experiment import Experiment
-from sweep.config.objective import Objective
-from sweep.plan.curves import Floats, RatePoints, rate_points, rates_between, stack_points
-from sweep.plan.decision import LOOKS, decide, next_trainings
+from sweep.config.experiment import Cell, Experiment
+from sweep.decision.curves import (
+    NEIGHBOURS,
+    Floats,
+    RatePoints,
+    rate_points,
+    rates_between,
+    stack_points,
+)
+from sweep.decision.decision import LOOKS, TUNING_SEEDS, decide, next_trainings
+from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, reports_of
-from sweep.plan.rates import parse_policy
-from sweep.trial.folder import Cause, State, has_failed
+from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, parse_policy
 
 MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """A planned trial, and how it ended."""
-
-    row: PlannedTrial
-    state: State
-    cause: Cause | None
-    value: float | None  # `compared_value`; None if the trial has none
-
-    @property
-    def is_open(self) -> bool:
-        """True if the next command runs the trial, which waits or can be tried again."""
-        return not self.state.is_finished or has_failed(self.state, self.cause)
-
-    @property
-    def is_diverged(self) -> bool:
-        return self.cause is Cause.DIVERGED
-
-
-def compared_value(
-    state: State, cause: Cause | None, metric: float | None, objective: Objective
-) -> float | None:
-    """Return the value that batch sizes are compared by; less is better.
-
-    It is the logarithm of a ratio. It is infinite if the trial diverged, missed the target or has
-    no finite metric, NaN if tuning pruned it, and None if the trial has not ended, or failed.
-    """
-    if cause is Cause.DIVERGED:
-        return math.inf
-    if state is State.PRUNED:
-        return math.inf if objective.is_ratio else math.nan
-    if state is not State.COMPLETE:
-        return None
-    if metric is None or not math.isfinite(metric):
-        return math.inf
-    if objective.is_ratio:
-        return math.log(metric) if metric > 0 else math.inf
-    return objective.sign * metric
 
 
 def next_trials(
@@ -92,7 +56,7 @@ def next_trials(
         return []
 
     templates = [next(row for row in rows if row.cell == cell) for cell in cells]
-    near_best = [rate_points(_losses_by_rate(records, template)) for template in templates]
+    near_best = [rate_points(losses_by_rate(records, template)) for template in templates]
     between = [rates_between(points) for points in near_best]
     is_tuned = any(np.isfinite(points.losses).any() for points in near_best)
     points = stack_points(near_best) if is_tuned else None
@@ -137,32 +101,6 @@ def _is_repeated(losses: Floats) -> bool:
     return len(finite) >= MOST_EQUAL_SEEDS and len(np.unique(finite)) == 1
 
 
-def tuning_records(records: Sequence[TrialRecord], report: PlannedTrial) -> list[TrialRecord]:
-    """Return the tuning trials like a reporting trial, apart from rate and seed.
-
-    One that diverged on fewer tokens would have diverged later too, so it counts.
-    """
-    key = attrgetter("cell", "beta2", "weight_decay", "policy")
-    alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(report)]
-    return [
-        record
-        for record in alike
-        if record.row.tokens == report.tokens
-        or (record.row.tokens < report.tokens and record.is_diverged)
-    ]
-
-
-def _losses_by_rate(
-    records: Sequence[TrialRecord], report: PlannedTrial
-) -> dict[float, dict[int, float]]:
-    losses: dict[float, dict[int, float]] = {}
-    for record in tuning_records(records, report):
-        if record.value is not None:
-            rate = record.row.learning_rate or 0.0
-            losses.setdefault(rate, {})[record.row.seed] = record.value
-    return losses
-
-
 def _rates_of(
     points: RatePoints, records: Sequence[TrialRecord], report: PlannedTrial
 ) -> list[float]:
@@ -177,3 +115,20 @@ def _trial_like(
 ) -> PlannedTrial:
     row = row.model_copy(update={"seed": seed})
     return plan.with_rate(row, rate or row.learning_rate or 0.0)
+
+
+def most_trials(plan: Plan) -> dict[Cell, int]:
+    """Return the most trials of each cell with `--seeds auto`."""
+    tuned = {row.cell for row in plan.trials if row.policy == "tuned"}
+    tuning = plan.settings.tuning
+    searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
+    is_joint = len(tuning.dimensions) > 1
+    if is_joint:
+        searched = max(searched, tuning.trials)
+    if is_joint or tuning.budget:  # the winner and its neighbours at the full budget
+        searched += len(CONFIRMATION) + 2 * EXTENSIONS + REFINEMENTS
+    refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
+    return {
+        row.cell: plan.settings.answer.max_seeds + (searched + refined if row.cell in tuned else 0)
+        for row in plan.trials
+    }

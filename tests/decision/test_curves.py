@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweep.plan.curves import (
+from sweep.decision.curves import (
     STEEPNESS,
     best_log_rates,
     bound_rates,

@@ -1,0 +1,1 @@
+"""The decision about batch sizes, and which trainings come next."""

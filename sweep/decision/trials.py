@@ -1,0 +1,76 @@
+"""Trials as the decision sees them: how they ended, and the value that is compared."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from sweep.config.objective import Objective
+from sweep.plan.plan import PlannedTrial
+from sweep.trial.folder import Cause, State, has_failed
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A planned trial, and how it ended."""
+
+    row: PlannedTrial
+    state: State
+    cause: Cause | None
+    value: float | None  # `compared_value`; None if the trial has none
+
+    @property
+    def is_open(self) -> bool:
+        """True if the next command runs the trial, which waits or can be tried again."""
+        return not self.state.is_finished or has_failed(self.state, self.cause)
+
+    @property
+    def is_diverged(self) -> bool:
+        return self.cause is Cause.DIVERGED
+
+
+def compared_value(
+    state: State, cause: Cause | None, metric: float | None, objective: Objective
+) -> float | None:
+    """Return the value that batch sizes are compared by; less is better.
+
+    It is the logarithm of a ratio. It is infinite if the trial diverged, missed the target or has
+    no finite metric, NaN if tuning pruned it, and None if the trial has not ended, or failed.
+    """
+    if cause is Cause.DIVERGED:
+        return math.inf
+    if state is State.PRUNED:
+        return math.inf if objective.is_ratio else math.nan
+    if state is not State.COMPLETE:
+        return None
+    if metric is None or not math.isfinite(metric):
+        return math.inf
+    if objective.is_ratio:
+        return math.log(metric) if metric > 0 else math.inf
+    return objective.sign * metric
+
+
+def tuning_records(records: Sequence[TrialRecord], report: PlannedTrial) -> list[TrialRecord]:
+    """Return the tuning trials like a reporting trial, apart from rate and seed.
+
+    One that diverged on fewer tokens would have diverged later too, so it counts.
+    """
+    key = attrgetter("cell", "beta2", "weight_decay", "policy")
+    alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(report)]
+    return [
+        record
+        for record in alike
+        if record.row.tokens == report.tokens
+        or (record.row.tokens < report.tokens and record.is_diverged)
+    ]
+
+
+def losses_by_rate(
+    records: Sequence[TrialRecord], report: PlannedTrial
+) -> dict[float, dict[int, float]]:
+    losses: dict[float, dict[int, float]] = {}
+    for record in tuning_records(records, report):
+        if record.value is not None:
+            rate = record.row.learning_rate or 0.0
+            losses.setdefault(rate, {})[record.row.seed] = record.value
+    return losses
