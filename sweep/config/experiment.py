@@ -12,7 +12,7 @@ from sweep.config.objective import TOKENS_TO_TARGET, Objective
 from sweep.config.optimizers import OptimizerName, OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
 from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
-from sweep.config.workloads import Pretrain, WorkloadSettings
+from sweep.config.workloads import Pretrain, Surroundings, WorkloadSettings
 
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
@@ -177,6 +177,17 @@ class Experiment(TrainingSettings):
         return replace(objective, tolerance=self.answer.tolerance or objective.tolerance)
 
     @property
+    def surroundings(self) -> Surroundings:
+        """What the workload depends on."""
+        return Surroundings(
+            model=self.model,
+            data=self.data,
+            batches=self.batches,
+            target=self.target,
+            tuned=self.tuning.dimensions,
+        )
+
+    @property
     def optimizer_names(self) -> tuple[str, ...]:
         return self.optimizers or (self.optimizer.name,)
 
@@ -189,7 +200,7 @@ class Experiment(TrainingSettings):
         self._check_model()
         self._check_tuning()
         self._check_target()
-        self.workload.check(self)
+        self.workload.check(self.surroundings)
         return self
 
     def _check_model(self) -> None:

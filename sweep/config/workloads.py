@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -13,9 +14,6 @@ from sweep.config.objective import LOSS, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
 from sweep.errors import SweepError
 from sweep.usercode.commands import check_command, placeholders_of
-
-if TYPE_CHECKING:
-    from sweep.config.experiment import Experiment
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 # Settings of a command's experiment; the others belong to trainings of this package. The optimizer
@@ -30,6 +28,17 @@ LESS_MEMORY = (
     "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
 )
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The other settings of an experiment that a workload depends on."""
+
+    model: ModelSettings
+    data: str | None
+    batches: tuple[int, ...]
+    target: float | None
+    tuned: tuple[str, ...]  # dimensions of tuning
 
 
 class WorkloadBase(Settings, use_attribute_docstrings=True):
@@ -101,9 +110,9 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         """Return the loss of an untrained model; None if it is not known."""
         return None
 
-    def check(self, experiment: "Experiment") -> None:
+    def check(self, context: Surroundings) -> None:
         """Raise ValueError if the experiment's other settings do not suit this workload."""
-        model = experiment.model
+        model = context.model
         if self.reads_text != (model.vocabulary is not None):
             raise ValueError(f"workload {self.name!r} cannot train {model.name!r}. Change either")
 
@@ -164,16 +173,16 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     def reward_objective(self) -> Objective:
         return Objective(unit="of reward", label="minus mean reward")
 
-    def check_batches(self, experiment: "Experiment") -> None:
+    def check_batches(self, context: Surroundings) -> None:
         """Raise ValueError if batches are not whole groups, or sequences exceed the context."""
-        for batch in experiment.batches:
+        for batch in context.batches:
             if batch % self.group_size:
                 near = f"got {batch}. Use {nearest_multiples(batch, self.group_size)}"
                 must = f"batches must be multiples of group_size ({self.group_size})"
                 raise ValueError(f"{must}, {near}")
-        context = experiment.model.context
-        if self.tokens_per_sequence > context:
-            raise ValueError(f"prompt_tokens + new_tokens must fit context {context}. Lower them")
+        most = context.model.context
+        if self.tokens_per_sequence > most:
+            raise ValueError(f"prompt_tokens + new_tokens must fit context {most}. Lower them")
         if self.task == "text" and self.reward is None:
             raise ValueError("the task 'text' needs your module:function. Set workload.reward")
 
@@ -203,11 +212,11 @@ class Grpo(GrpoSettings, WorkloadBase):
     def sequence_tokens(self, model: ModelSettings) -> int:
         return self.tokens_per_sequence
 
-    def check(self, experiment: "Experiment") -> None:
-        super().check(experiment)
-        if experiment.target is not None:
+    def check(self, context: Surroundings) -> None:
+        super().check(context)
+        if context.target is not None:
             raise ValueError("target does not apply to grpo. Leave it out")
-        self.check_batches(experiment)
+        self.check_batches(context)
 
 
 class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
@@ -261,10 +270,10 @@ class Command(OwnWorkload):
     def receives(self, *names: str) -> bool:
         return not placeholders_of(self.command).isdisjoint(names)
 
-    def check(self, experiment: "Experiment") -> None:
-        if experiment.target is not None and not self.compares_loss:
+    def check(self, context: Surroundings) -> None:
+        if context.target is not None and not self.compares_loss:
             raise ValueError("target needs the objective loss, less is better. Leave it out")
-        for name in experiment.tuning.dimensions:
+        for name in context.tuned:
             if name not in ("lr", *placeholders_of(self.command)):
                 raise ValueError(f"tuning {name} needs {{{name}}} in the command. Add it")
 
@@ -307,26 +316,26 @@ class UserWorkload(OwnWorkload):
             return self.tokens_per_sequence
         return self.grpo_settings.tokens_per_sequence if self.grpo_settings else model.context
 
-    def check(self, experiment: "Experiment") -> None:
+    def check(self, context: Surroundings) -> None:
         if self.grpo_settings is None:
             return
-        if experiment.target is not None:
+        if context.target is not None:
             raise ValueError(f"target does not apply to {self.name}. Leave it out")
-        self.grpo_settings.check_batches(experiment)
+        self.grpo_settings.check_batches(context)
 
-    def with_declarations(self, values: Mapping[str, Any], experiment: "Experiment") -> Self:
+    def with_declarations(self, values: Mapping[str, Any], context: Surroundings) -> Self:
         """Return the workload with attributes of its class, which must suit the experiment."""
         declared = parse_settings(
             type(self), {**self.model_dump(), **values}, f"workload {self.name!r}"
         )
-        reads_model = experiment.model.vocabulary is not None
-        if declared.is_language and not (reads_model and experiment.data):
+        reads_model = context.model.vocabulary is not None
+        if declared.is_language and not (reads_model and context.data):
             needed = "a model and a text. Name them with --model and --data"
             raise SweepError(f"workload {self.name!r} reads {needed}, or an experiment.")
-        if declared.is_language is False and (reads_model or experiment.data):
+        if declared.is_language is False and (reads_model or context.data):
             problem = "builds its own model and batches, but the experiment names a model or a text"
             raise SweepError(f"workload {self.name!r} {problem}. Leave EXPERIMENT out.")
-        if experiment.target is not None and not declared.compares_loss:
+        if context.target is not None and not declared.compares_loss:
             raise SweepError("target needs the objective loss, less is better. Leave it out.")
         return declared
 

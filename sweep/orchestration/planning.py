@@ -320,7 +320,7 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
         if isinstance(experiment.workload, UserWorkload):
-            workload = experiment.workload.with_declarations(declared, experiment)
+            workload = experiment.workload.with_declarations(declared, experiment.surroundings)
             experiment = experiment.model_copy(update={"workload": workload})
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
