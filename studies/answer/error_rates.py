@@ -26,7 +26,7 @@ from sweep.decision.curves import (
 )
 from sweep.decision.decision import LOOKS, Counts, Decision, decide, next_trainings
 from sweep.plan.plan import TUNING_SEED
-from sweep.plan.rates import GRID, RateTrial, next_rates
+from sweep.plan.rate_search import GRID, RateTrial, next_rates
 
 TOLERANCE = 0.01
 CHUNK = 500  # sweeps that are decided at once

@@ -16,7 +16,7 @@ from scipy.special import fdtrc
 from sweep.analysis.critical_batch_size import StepsCurve
 from sweep.analysis.rules import RULES, TrialTable
 from sweep.decision.decision import ALPHA
-from sweep.plan.rates import PATIENCE
+from sweep.plan.target import PATIENCE
 from sweep.resources import read_toml
 
 TABLE: dict[str, dict[str, Any]] = read_toml(__file__, "checks.toml")

@@ -16,7 +16,7 @@ from sweep.analysis.answer import typical_time
 from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, report_trials
 from sweep.decision.curves import Floats
 from sweep.errors import SweepError
-from sweep.plan.rates import crossing_tokens, smoothed
+from sweep.plan.target import crossing_tokens, smoothed
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from sweep.config.numbers import short
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.plan import Plan, parse_plan
+from sweep.plan.policies import label_policy
 from sweep.resources import read_toml
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder
@@ -361,7 +361,7 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
 def policy_names(trials: pd.DataFrame) -> list[str]:
     """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`."""
     pairs = zip(trials["policy"], trials["learning_rate"], strict=True)
-    return [f"fixed {short(rate)}" if name == "fixed" else str(name) for name, rate in pairs]
+    return [label_policy(str(name), rate) for name, rate in pairs]
 
 
 def policy_labels(trials: pd.DataFrame) -> list[str]:

@@ -30,8 +30,9 @@ from sweep.decision.proposal import (
 )
 from sweep.decision.trials import TrialRecord, compared_value
 from sweep.errors import SweepError
-from sweep.plan.plan import LEAST_SEEDS, Plan, PlannedTrial, load_plan
-from sweep.plan.rates import EXTENSIONS, GRID, ROUNDING
+from sweep.plan.plan import Plan, PlannedTrial, load_plan
+from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
+from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
 from sweep.plan.steps import tokens_per_trial
 from sweep.trial.folder import Cause, State, SweepFolder
 
@@ -111,7 +112,7 @@ class _Search:
     def settle(self, tuned: Judged) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
         is_leading = bool(tuned.answers)
-        rows = [r for r in self.plan.known_trials if r.policy == "tuned" or not is_leading]
+        rows = [r for r in self.plan.known_trials if is_tuned(r.policy) or not is_leading]
         sizes = sorted({row.batch_size for row in rows})
         if step := self._repeat_with_common_tokens(sizes):
             return step
@@ -130,7 +131,7 @@ class _Search:
         """Propose a new sweep if the tokens of these batch sizes differ, which allows no claim."""
         if self.plan.settings.target is not None or self._has_common_tokens(sizes):
             return None
-        changes = {"batches": list(sizes), "lr": "tuned", "seeds": "auto"}
+        changes = {"batches": list(sizes), "lr": Tuned().name, "seeds": "auto"}
         changes |= {**common_tokens(self.plan, sizes), "out": self._free_out()}
         return self._step(propose(self.plan, changes, is_elsewhere=True))
 
@@ -152,7 +153,12 @@ class _Search:
         most = max((row.seed + 1 for row in reports), default=LEAST_SEEDS)
         seeds = "auto" if self.plan.has_looks or most < LEAST_SEEDS else most
         for count in dict.fromkeys([seeds, "auto"]):
-            changes = {"batches": list(sizes), "lr": "tuned", "seeds": count, **self._own_out()}
+            changes = {
+                "batches": list(sizes),
+                "lr": Tuned().name,
+                "seeds": count,
+                **self._own_out(),
+            }
             proposal = propose(self.plan, changes)
             open_ids = {str(r.row.id) for r in self.records if r.is_open and r.row in rows}
             if open_ids <= proposal.requested:
@@ -224,7 +230,12 @@ class _Search:
         answer = self.plan.settings.answer
         limits = [answer.max_seeds, min(2 * answer.max_seeds, LOOKS[-1]), LOOKS[-1]]
         for limit in dict.fromkeys(limits):
-            changes = {"batches": list(sizes), "lr": "tuned", **self._own_out(), "seeds": "auto"}
+            changes = {
+                "batches": list(sizes),
+                "lr": Tuned().name,
+                **self._own_out(),
+                "seeds": "auto",
+            }
             if limit > answer.max_seeds:
                 changes["max_seeds"] = limit
             proposal = propose(self.plan, changes)
@@ -263,13 +274,13 @@ class _Search:
                 "Compare it at a larger --budget, in another --out."
             )
         batches = sorted([*sizes, added])
-        changes = {"batches": batches, "lr": "tuned", "seeds": "auto", **self._own_out()}
+        changes = {"batches": batches, "lr": Tuned().name, "seeds": "auto", **self._own_out()}
         try:
             proposal = propose(self.plan, changes)
         except SweepError:  # for example because the tokens of the others would change
             return self._elsewhere(batches)
         rows = [row for row in proposal.plan.trials if row.stage == "report"]
-        tokens = {row.tokens for row in rows if row.policy == "tuned"}
+        tokens = {row.tokens for row in rows if is_tuned(row.policy)}
         has_common_tokens = len(tokens) == 1 or self.plan.settings.target is not None
         return proposal if has_common_tokens else self._elsewhere(batches)
 
@@ -281,7 +292,7 @@ class _Search:
             is_other = common["budget"] != plan.token_budget and not plan.tokens_are_common
             if is_other or set(sizes) - set(self.sweep.batch_sizes):
                 changes = {**common, **changes}
-        changes = {"batches": list(sizes), "lr": "tuned", "seeds": "auto", **changes}
+        changes = {"batches": list(sizes), "lr": Tuned().name, "seeds": "auto", **changes}
         return propose(plan, {**changes, "out": self._free_out()}, is_elsewhere=True)
 
     def _check_command(self, reason: str = "") -> NextStep | None:
@@ -331,14 +342,14 @@ class _Search:
         values: dict[Cell, list[float]] = {}
         for record in self.records:
             row, value = record.row, record.value
-            is_report = (row.stage, row.policy) == ("report", "tuned")
+            is_report = row.stage == "report" and is_tuned(row.policy)
             if is_report and value is not None and math.isfinite(value):
                 values.setdefault(row.cell, []).append(value)
         is_equal = {cell: len(v) >= LEAST_SEEDS and len({*v}) == 1 for cell, v in values.items()}
         return sorted({cell[1] for cell in values if is_equal[cell]})
 
     def _tuned_rows(self) -> list[PlannedTrial]:
-        return [row for row in self.plan.known_trials if row.policy == "tuned"]
+        return [row for row in self.plan.known_trials if is_tuned(row.policy)]
 
     def _own_out(self) -> dict[str, Any]:
         """Return a change of --out if the recorded one is not this folder any more."""

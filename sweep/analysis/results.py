@@ -26,6 +26,7 @@ from sweep.decision.decision import Decision
 from sweep.decision.proposal import answering_command, check_of_command
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan
+from sweep.plan.policies import is_tuned
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -88,9 +89,9 @@ class Sweep(frames.SweepTables):
         """The command that would settle what the answer leaves open; None without an answer."""
         if not any(result.answer for result in self._judged):
             return None
-        if not any(row.policy == "tuned" for row in self.plan.known_trials):
+        if not any(is_tuned(row.policy) for row in self.plan.known_trials):
             return next_step(self, None)
-        tuned = [result for result in self._judged if result.policy == "tuned"]
+        tuned = [result for result in self._judged if is_tuned(result.policy)]
         return next_step(
             self,
             Judged(

@@ -18,7 +18,7 @@ from sweep.analysis.cells import LOSSES, SETTINGS
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
 from sweep.errors import cut
-from sweep.plan.plan import LEAST_SEEDS
+from sweep.plan.policies import LEAST_SEEDS
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit

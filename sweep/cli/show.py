@@ -10,7 +10,6 @@ from rich.text import Text
 
 from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.experiment import Cell
-from sweep.config.needs import settings_without_effect
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.config.optimizers import optimizer_facts
@@ -22,8 +21,9 @@ from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
+from sweep.plan.needs import settings_without_effect
 from sweep.plan.plan import Plan, PlannedTrial
-from sweep.plan.rates import describe_policy
+from sweep.plan.policies import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def print_plan(
         cells = {
             "optimizer": first.optimizer,
             "batch size": str(first.batch_size),
-            "lr": "…".join(ends) or "tuned",
+            "lr": "…".join(ends) or first.policy,
             "trials": f"{len(rows)}{' tuning' if first.stage == 'tune' else ''}",
             "steps": f"{first.steps:,}",
             "warmup": f"{first.warmup_steps:,}" if has_warmup else None,

@@ -7,7 +7,6 @@ from typing import Any
 
 from sweep.config.experiment import Experiment
 from sweep.config.models import MODEL_PRESETS, SIZES, model_preset
-from sweep.config.needs import refuse_without_effect
 from sweep.config.numbers import parse_count, parse_options
 from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
@@ -59,7 +58,6 @@ def load_experiment(
     if not is_of_transformers:
         fields["replaced_sizes"] = _replaced_sizes(replaced, flags, fields["model"])
     experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
-    refuse_without_effect(experiment, flags)
 
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()

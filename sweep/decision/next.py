@@ -21,7 +21,8 @@ from sweep.decision.curves import (
 from sweep.decision.decision import LOOKS, TUNING_SEEDS, decide, next_trainings
 from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, reports_of
-from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, parse_policy
+from sweep.plan.policies import is_tuned, parse_policy
+from sweep.plan.rate_search import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS
 
 MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
 
@@ -58,8 +59,8 @@ def next_trials(
     templates = [next(row for row in rows if row.cell == cell) for cell in cells]
     near_best = [rate_points(losses_by_rate(records, template)) for template in templates]
     between = [rates_between(points) for points in near_best]
-    is_tuned = any(np.isfinite(points.losses).any() for points in near_best)
-    points = stack_points(near_best) if is_tuned else None
+    has_rates = any(np.isfinite(points.losses).any() for points in near_best)
+    points = stack_points(near_best) if has_rates else None
 
     used = np.log([row.learning_rate or math.nan for row in templates])
     decision = decide(losses, points, used, LOOKS)
@@ -119,7 +120,7 @@ def _trial_like(
 
 def most_trials(plan: Plan) -> dict[Cell, int]:
     """Return the most trials of each cell with `--seeds auto`."""
-    tuned = {row.cell for row in plan.trials if row.policy == "tuned"}
+    tuned = {row.cell for row in plan.trials if is_tuned(row.policy)}
     tuning = plan.settings.tuning
     searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
     is_joint = len(tuning.dimensions) > 1

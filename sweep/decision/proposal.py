@@ -13,7 +13,6 @@ from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord
 from sweep.errors import SweepError
 from sweep.plan.plan import (
-    LEAST_SEEDS,
     Inputs,
     Plan,
     PlannedTrial,
@@ -22,6 +21,7 @@ from sweep.plan.plan import (
     requested_ids,
     typed_command,
 )
+from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 from sweep.plan.steps import common_budget, tokens_per_trial
 
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
@@ -172,7 +172,7 @@ def propose_tuning(
     If their tokens differ, which allows no claim, it is a new sweep in `other_out`.
     """
     sizes = sorted(batches)
-    changes = {"batches": sizes, "lr": "tuned", "seeds": "auto", **changes}
+    changes = {"batches": sizes, "lr": Tuned().name, "seeds": "auto", **changes}
     if plan.settings.target is None:
         with_sizes = {*sizes, *(row.batch_size for row in plan.known_trials)}
         tokens, _ = tokens_per_trial(plan.token_budget, with_sizes, plan.tokens_per_sequence)
@@ -191,12 +191,12 @@ def propose_answer(plan: Plan) -> Proposal | None:
         SweepError: if no command can; the message says what would.
     """
     reports = [row for row in plan.trials if row.stage == "report"]
-    cells, last = {row.cell for row in plan.trials}, ("tuned", LEAST_SEEDS - 1)
+    cells = {row.cell for row in plan.trials}
     batches = {batch for _, batch in cells}
-    tuned = [row for row in reports if row.policy == "tuned"]
+    tuned = [row for row in reports if is_tuned(row.policy)]
     has_common_tokens = plan.settings.target is not None or len({r.tokens for r in tuned}) == 1
-    is_tuned = {row.cell for row in reports if (row.policy, row.seed) == last} == cells
-    if len(batches) < 2 or (is_tuned and has_common_tokens):
+    has_seeds = {row.cell for row in tuned if row.seed == LEAST_SEEDS - 1} == cells
+    if len(batches) < 2 or (has_seeds and has_common_tokens):
         return None
     known = plan.model_copy(update={"trials": plan.known_trials})
     return propose_tuning(known, batches, f"{recorded_out(plan)}-2")

@@ -10,7 +10,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.executors import LocalExecutor
 from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.orchestration.runner import holding
-from sweep.plan.rates import parse_policy
+from sweep.plan.policies import parse_policy
 from sweep.plan.retry import Outcome, begin_attempt, microbatch_within
 from sweep.trial.files import load_json, remove, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
@@ -53,10 +53,13 @@ class _Trainings:
         self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
         for name in ("first", "again", "split", "resumed"):
             remove(self.folder.path / name)
-        experiment, policy = request.experiment, parse_policy(request.experiment.lr)
+        experiment = request.experiment
+        policy = parse_policy(experiment.lr)
         batch = min((size for size in experiment.batches if size > 1), default=1)
         tokens = batch * experiment.tokens_per_sequence
-        rate = (policy.kind == "tuned" and experiment.tuning.centre) or policy.rate_at(batch)
+        rate = policy.rate_at(batch)
+        if policy.is_tuned and experiment.tuning.centre:
+            rate = experiment.tuning.centre
         budget = tokens * max(1, min(steps, experiment.budget // tokens))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
         small = experiment.model_copy(update=changes)

@@ -5,7 +5,7 @@ from sweep.decision import next as following
 from sweep.decision.trials import TrialRecord, compared_value
 from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan, PlannedTrial
-from sweep.plan.rates import parse_policy
+from sweep.plan.policies import parse_policy
 from sweep.trial.folder import SweepFolder
 
 

@@ -17,6 +17,7 @@ from sweep.config.settings import Table, merge_settings, parse_settings, setting
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.config.workloads import DECLARATIONS, UserWorkload
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
+from sweep.plan.needs import refuse_without_effect
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -83,6 +84,7 @@ def read_request(
     services = parse(Services)
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
+    refuse_without_effect(parsed, settings)
     folder = SweepFolder(Path(out or Path("results") / parsed.name))
     refuse_links(folder.path)
     if parsed.code_folder:

@@ -12,7 +12,7 @@ from sweep.orchestration.executors import Executor
 from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
 from sweep.plan.plan import Plan, PlannedTrial
-from sweep.plan.rates import PATIENCE, last_step
+from sweep.plan.target import PATIENCE, last_step
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
 

@@ -5,6 +5,7 @@ from typing import Any
 from sweep.config.objective import Objective
 from sweep.errors import SweepError
 from sweep.plan.plan import PlannedTrial, parse_plan
+from sweep.plan.policies import is_tuned
 from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
 from sweep.trial.lease import is_locked, read_owner
 
@@ -25,7 +26,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
             remaining = planned.tokens - row["tokens"]
             row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
     seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
-    tuned = [row for row in plan.known_trials if row.policy == "tuned"]
+    tuned = [row for row in plan.known_trials if is_tuned(row.policy)]
     reported = {row.cell for row in tuned if row.stage == "report"}
     target = plan.settings.target
     unreported = (folder.trial(str(row.id)) for row in tuned if row.cell not in reported)

@@ -27,8 +27,20 @@ from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
-from sweep.plan import rates
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
+from sweep.plan.rate_search import (
+    CONFIRMATION,
+    EXTENSIONS,
+    FINEST,
+    GRID,
+    RateTrial,
+    best_of,
+    is_in,
+    neighbours,
+    next_rates,
+    rung_steps,
+    survivors,
+)
 from sweep.plan.retry import is_to_run
 from sweep.tracking import store
 from sweep.tracking.addresses import sqlite_address, sqlite_path, with_driver
@@ -38,12 +50,12 @@ from sweep.trial.folder import Cause, State, has_failed
 LOG = logging.getLogger(__name__)
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
-BEYOND = 2.0 ** (rates.EXTENSIONS + 3)  # range of rates, around the grid
+BEYOND = 2.0 ** (EXTENSIONS + 3)  # range of rates, around the grid
 TRIAL_ID = "sweep.trial_id"
 
 
 @dataclass(frozen=True)
-class TuningTrial(rates.RateTrial):
+class TuningTrial(RateTrial):
     """A tuning trial: its row of the plan, and its state according to its folder."""
 
     row: PlannedTrial
@@ -70,7 +82,7 @@ class Study:
 
     def bounds(self) -> list[TuningTrial]:
         """Return the trials next to the best finished one, which must run to the end."""
-        return rates.neighbours(self.trials) if self.trials and not self.extra else []
+        return neighbours(self.trials) if self.trials and not self.extra else []
 
     def propose(self, plan: Plan) -> PlannedTrial:
         """Plan the trial that Optuna's TPE suggests after the finished ones."""
@@ -175,21 +187,21 @@ class Tuning:
         if winner is None:
             least = min(row.tokens for row in rows)
             rows = [row for row in rows if row.tokens == least]
-            template, stage, finest = rows[0], "search", rates.FINEST
+            template, stage, finest = rows[0], "search", FINEST
             centre = plan.tuning_centre(template.batch_size, template.optimizer)
-            grid = tuple(centre * factor for factor in rates.GRID)
+            grid = tuple(centre * factor for factor in GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             # With a target the schedule ends late trials; a command cannot pause.
             if self.settings.prune and self.target is None and plan.settings.workload.can_pause:
-                rungs = rates.rung_steps(template.steps, plan.settings.evaluation)
+                rungs = rung_steps(template.steps, plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
             report = self.open_reports[cell][0]
             template = report.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
             confirmed = (template.tokens, *own.values())
             rows = [r for r in rows if (r.tokens, r.beta2, r.weight_decay) == confirmed]
-            stage, finest = "confirmation", rates.CONFIRMATION[-1]
-            grid = tuple((winner.learning_rate or 0.0) * factor for factor in rates.CONFIRMATION)
+            stage, finest = "confirmation", CONFIRMATION[-1]
+            grid = tuple((winner.learning_rate or 0.0) * factor for factor in CONFIRMATION)
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
@@ -255,12 +267,12 @@ class Tuning:
         """Run open trials to their next rung; prune the worse half when all have reached it."""
         bounds = study.bounds()
         open_trials = [trial for trial in study.trials if trial.loss is None]
-        raced = [t for t in open_trials if t not in bounds and rates.is_in(t.rate, study.grid)]
+        raced = [t for t in open_trials if t not in bounds and is_in(t.rate, study.grid)]
         level = min((len(trial.at_rungs) for trial in raced), default=0)
         running = [trial for trial in raced if len(trial.at_rungs) == level]
         if level and running == raced:
             reached = [trial for trial in study.trials if len(trial.at_rungs) >= level]
-            kept = rates.survivors({t.id: (t.rate, t.at_rungs[level - 1][1]) for t in reached})
+            kept = survivors({t.id: (t.rate, t.at_rungs[level - 1][1]) for t in reached})
             reason = f"pruned at step {study.rungs[level - 1]}: in the worse half of the trials"
             for index, trial in enumerate(study.trials):
                 if trial in raced and trial.id not in kept:
@@ -278,11 +290,11 @@ class Tuning:
             is_short = len(study.trials) < max(self.settings.trials, least_count)
             rows = [study.propose(plan)] if is_short else []
         else:
-            chosen = rates.next_rates(study.trials, study.grid, study.finest, least_count)
+            chosen = next_rates(study.trials, study.grid, study.finest, least_count)
             rows = [plan.with_rate(study.template, rate) for rate in chosen]
         pauses = self.schedule.add(rows)
         for row in rows if study.rungs else ():
-            if rates.is_in(row.learning_rate or 0.0, study.grid):
+            if is_in(row.learning_rate or 0.0, study.grid):
                 pauses[str(row.id)] = study.rungs[0]
         for trial in study.bounds() if study.rungs and not rows else ():
             if trial.is_pruned:
@@ -298,7 +310,7 @@ class Tuning:
         for trial in study.trials:
             if trial.is_pruned:
                 self.folder.trial(trial.id).remove_checkpoints()
-        best = rates.best_of(study.trials)
+        best = best_of(study.trials)
         if not is_complete(self.folder.trial(best.id), self.target):
             return None
         if study.extra:

@@ -10,7 +10,8 @@ from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, cut
-from sweep.plan.rates import GRID, Policy, parse_policy
+from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy
+from sweep.plan.rate_search import GRID
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
@@ -18,7 +19,6 @@ TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init", "answer"}
 ESTIMATES = {"epochs", "disk_bytes", "forecast_factor", "forecast_reason"}  # kept when a plan grows
-LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
 
 
 def _is_own(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Plan(Inputs):
 
     def tuning_centre(self, batch_size: int, optimizer: str | None = None) -> float:
         name, tuning = optimizer or self.settings.optimizer.name, self.settings.tuning
-        usual = Policy("tuned").rate_at(batch_size, name)
+        usual = Tuned().rate_at(batch_size, name)
         return tuning.centres.get(name) or tuning.centre or usual
 
     @property
@@ -200,10 +200,12 @@ def build_plan(
     old: Plan | None = None,
 ) -> Plan:
     """Plan every trial; those of the `old` plan share the token count and keep their rates."""
-    policy, sequence = parse_policy(experiment.lr), experiment.tokens_per_sequence
-    old_rows, is_tuned = old.known_trials if old else (), policy.kind == "tuned"
+    policy = parse_policy(experiment.lr)
+    sequence = experiment.tokens_per_sequence
+    old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    winners = {row.cell: row for row in old_rows if (row.policy, row.stage) == ("tuned", "report")}
+    reports = [row for row in old_rows if row.stage == "report"]
+    winners = {row.cell: row for row in reports if is_tuned(row.policy)}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
@@ -226,7 +228,7 @@ def build_plan(
         has_looks=experiment.seeds == "auto",
     )
     rows: list[PlannedTrial] = []
-    if is_tuned:
+    if policy.is_tuned:
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence, is_of_tuning=True)
         for cell in [cell for cell in experiment.cells if cell not in winners]:
@@ -236,13 +238,13 @@ def build_plan(
             rows += [plan.with_rate(row, centre * factor) for factor in GRID]
     for cell in experiment.cells:
         report = _plan_cell(plan, policy, cell, tokens)
-        seeds = experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS)
+        seeds = experiment.seeds or policy.default_seeds
         if seeds == "auto":
             present = (row.seed + 1 for row in reports_of(policy, old_rows, [cell]))
             seeds = max([LEAST_SEEDS, *present])
         for seed in range(int(seeds)):
             row = report.model_copy(update={"seed": seed})
-            if not is_tuned:
+            if not policy.is_tuned:
                 row = plan.with_rate(row, policy.rate_at(row.batch_size))
             elif cell in winners:
                 row = plan.with_rate_of(winners[cell], row)
@@ -276,9 +278,9 @@ def reports_of(
     return [
         row
         for row in rows
-        if (row.stage, row.policy) == ("report", policy.name)
+        if row.stage == "report"
         and row.cell in cells
-        and (policy.kind != "fixed" or row.learning_rate == policy.rate)
+        and policy.is_policy_of(row.policy, row.learning_rate)
     ]
 
 
@@ -286,9 +288,7 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
     """Plan a trial of a cell; the seed, the rate and the id are filled in later."""
     execution, sequence, (name, batch) = plan.execution, plan.tokens_per_sequence, cell
     optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(name))
-    schedule = plan.settings.schedule
-    if policy.kind != "fixed":
-        schedule = schedule.model_copy(update={"warmup_min_steps": 0})
+    schedule = policy.adapt_schedule(plan.settings.schedule)
     fastest = tokens_at_once(execution.device) // sequence
     if plan.settings.workload.is_program:
         fastest = batch  # it may not split batches
@@ -322,8 +322,9 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
 
 def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     """Return `old` with the trials of `new`, which may add batch sizes, seeds and rates only."""
-    was_tuned, is_tuned = (any(row.policy == "tuned" for row in p.trials) for p in (old, new))
-    excluded = NOT_SHARED if was_tuned and is_tuned else {*NOT_SHARED, "tuning"}
+    was_tuned = any(is_tuned(row.policy) for row in old.trials)
+    searches = any(is_tuned(row.policy) for row in new.trials)
+    excluded = NOT_SHARED if was_tuned and searches else {*NOT_SHARED, "tuning"}
     before, after = (
         plan.settings.model_dump(mode="json", exclude=excluded)
         | {"data": plan.data, "start": plan.start, "code": plan.code}

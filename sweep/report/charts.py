@@ -16,7 +16,7 @@ from sweep.analysis.results import PolicyResult, Sweep
 from sweep.analysis.scaling import rate_exponent
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
-from sweep.plan.plan import LEAST_SEEDS
+from sweep.plan.policies import LEAST_SEEDS
 from sweep.report import vega
 from sweep.report.drawing import draw, own_style
 from sweep.report.vega import BOTTOM, COUNT, DASHES, SHAPES, SIZE, TOP, Spec

@@ -27,8 +27,7 @@ from sweep.config.numbers import format_bytes, format_count, format_seconds, sho
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.errors import SweepError, printable
-from sweep.plan.plan import LEAST_SEEDS
-from sweep.plan.rates import describe_policy
+from sweep.plan.policies import LEAST_SEEDS, describe_policy
 from sweep.report.charts import plot_all
 from sweep.report.page import LOADER, to_html
 from sweep.trial.files import replacing, sha256_of

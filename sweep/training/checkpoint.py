@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sweep.errors import CorruptFile, UnusableCheckpoint, describe_error
-from sweep.plan.rates import CONFIRMED, smoothed
+from sweep.plan.target import CONFIRMED, smoothed
 from sweep.training.device import is_out_of_memory
 from sweep.training.parallel import whole
 from sweep.training.step import TrainingStep

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from sweep import errors
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
-from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome
+from sweep.plan.target import crossing_tokens
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.command import run_command

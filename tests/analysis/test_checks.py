@@ -12,7 +12,7 @@ from sweep.analysis.checks import CURVE_CHECKS, FAIL, NOT_APPLICABLE, TABLE
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import judge_trials, load_sweep
 from sweep.analysis.rules import RULES
-from sweep.plan.rates import GRID
+from sweep.plan.rate_search import GRID
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 LOSSES = {4: 1.50, 16: 1.45, 64: 1.60}

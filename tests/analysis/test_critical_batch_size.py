@@ -16,8 +16,8 @@ from sweep.analysis.critical_batch_size import fit_curve, fit_steps, steps_to_ta
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError
-from sweep.plan.rates import crossing_tokens
 from sweep.plan.steps import milestone_steps
+from sweep.plan.target import crossing_tokens
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus

@@ -23,7 +23,7 @@ from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import sweep_status
 from sweep.orchestration.tuning import named_trials
 from sweep.plan.plan import load_plan
-from sweep.plan.rates import EXTENSIONS
+from sweep.plan.rate_search import EXTENSIONS
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus

@@ -9,22 +9,20 @@ from hypothesis import strategies as st
 from sweep.config.experiment import EvaluationSettings
 from sweep.config.optimizers import OptimizerSettings
 from sweep.errors import SweepError
-from sweep.plan.rates import (
+from sweep.plan.policies import SquareRoot, parse_policy
+from sweep.plan.rate_search import (
     EXTENSIONS,
     FINEST,
     GRID,
-    Policy,
     RateTrial,
     best_of,
-    crossing_tokens,
-    last_step,
     neighbours,
     next_rates,
-    parse_policy,
     rung_steps,
     survivors,
 )
 from sweep.plan.steps import milestone_steps
+from sweep.plan.target import crossing_tokens, last_step
 
 ADAMW = OptimizerSettings()
 
@@ -36,7 +34,7 @@ def test_a_number_keeps_everything_everywhere():
 
 
 def test_sqrt_is_short_for_its_default_and_holds_half_life_and_time_scale():
-    assert parse_policy("sqrt") == parse_policy("sqrt:1e-3@32") == Policy("sqrt", 1e-3, 32)
+    assert parse_policy("sqrt") == parse_policy("sqrt:1e-3@32") == SquareRoot(1e-3, 32)
     policy = parse_policy("sqrt")
     assert policy.rate_at(128) == pytest.approx(2e-3)
     for batch in (1, 32, 256):

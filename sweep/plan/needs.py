@@ -8,6 +8,7 @@ from sweep.config.experiment import Experiment, TuningSettings
 from sweep.config.optimizers import OPTIMIZERS, optimizer_facts
 from sweep.config.settings import settings_of
 from sweep.errors import SweepError
+from sweep.plan.policies import parse_policy
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class UnmetNeed:
 def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
     """Return the settings that other settings leave without effect, whatever their values."""
     needs = []
-    if experiment.lr != "tuned":
+    is_tuned = parse_policy(experiment.lr).is_tuned
+    if not is_tuned:
         of_tuned = ("lr tuned", experiment.lr, "lr", "Add --lr tuned")
         needs += [UnmetNeed(f"tuning.{name}", *of_tuned) for name in TuningSettings.model_fields]
     elif len(experiment.tuning.dimensions) == 1:
@@ -59,7 +61,7 @@ def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
         users = [user for user, facts in OPTIMIZERS.items() if name in facts["settings"]]
         of_users = (f"the optimizer {' or '.join(users)}", ", ".join(names), "optimizers")
         needs.append(UnmetNeed(f"optimizer.{name}", *of_users))
-        if name in experiment.tuning.dimensions and experiment.lr == "tuned":
+        if name in experiment.tuning.dimensions and is_tuned:
             needs.append(UnmetNeed("tuning.dimensions", *of_users))
     return needs
 
