@@ -30,10 +30,10 @@ from sweep.decision.proposal import (
 )
 from sweep.decision.trials import TrialRecord, compared_value
 from sweep.errors import SweepError
+from sweep.plan.course import tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
-from sweep.plan.steps import tokens_per_trial
 from sweep.trial.folder import Cause, State, SweepFolder
 
 TUNING_TRIALS = 8  # typical number at each batch size

@@ -12,6 +12,7 @@ from sweep.config.trial import Execution, Services
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord
 from sweep.errors import SweepError
+from sweep.plan.course import common_budget, tokens_per_trial
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -22,7 +23,6 @@ from sweep.plan.plan import (
     typed_command,
 )
 from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
-from sweep.plan.steps import common_budget, tokens_per_trial
 
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
 TABLES: tuple[type[Settings], ...] = (Experiment, Execution, Services)

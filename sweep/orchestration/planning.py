@@ -17,6 +17,7 @@ from sweep.config.settings import Table, merge_settings, parse_settings, setting
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.config.workloads import DECLARATIONS, UserWorkload
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
+from sweep.plan.course import Course
 from sweep.plan.needs import refuse_without_effect
 from sweep.plan.plan import (
     Inputs,
@@ -29,7 +30,7 @@ from sweep.plan.plan import (
     tokens_at_once,
     typed_command,
 )
-from sweep.plan.steps import learning_rate_at, milestone_steps
+from sweep.plan.schedule import learning_rate_at
 from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
@@ -300,7 +301,7 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
         if ":" in settings.name and optimizer:
             with user_code(f"optimizer {settings.name!r} must take a step"):
                 optimizer.step()
-    for step in milestone_steps(config.steps, 100):
+    for step in Course.of_trial(config).milestones(100):
         learning_rate_at(step, 1.0, config.steps, config.warmup_steps, config.science.schedule)
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":
         ignored = (Exception,) if config.science.code else ()  # tensors have no values

@@ -11,6 +11,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.executors import Executor
 from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
+from sweep.plan.course import Course
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.target import PATIENCE, last_step
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
@@ -158,14 +159,14 @@ class Scheduler:
         """Return the step at which a trial towards a target is given up; None if unbounded."""
         if config.science.target is None:
             return None
-        batch, points = config.science.batch_size, config.science.evaluation.points
         cells = {row.id: row.cell for row in self.plan.known_trials}
         rows = (row for row in self.plan.known_trials if row.cell == cells[config.id])
         results = (self.folder.trial(str(row.id)).find_result() or {} for row in rows)
         tokens = [r["tokens_to_target"] for r in results if r.get("tokens_to_target")]
         if not tokens:
             return None
-        return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
+        points = config.science.evaluation.points
+        return last_step(min(tokens), Course.of_trial(config), points)
 
     def _end(self, future: Future[retry.Outcome]) -> None:
         trial, _ = self._running.pop(future)

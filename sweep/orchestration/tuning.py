@@ -193,7 +193,7 @@ class Tuning:
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             # With a target the schedule ends late trials; a command cannot pause.
             if self.settings.prune and self.target is None and plan.settings.workload.can_pause:
-                rungs = rung_steps(template.steps, plan.settings.evaluation)
+                rungs = rung_steps(plan.course(template), plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
             report = self.open_reports[cell][0]

@@ -10,9 +10,11 @@ from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, cut
+from sweep.plan.accumulation import choose_microbatch
+from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy
 from sweep.plan.rate_search import GRID
-from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
+from sweep.plan.schedule import warmup_steps
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
@@ -136,6 +138,9 @@ class Plan(Inputs):
             init_path=self.init_path,
             code_path=self.code_path,
         )
+
+    def course(self, row: PlannedTrial) -> Course:
+        return Course(row.batch_size, self.tokens_per_sequence, row.steps)
 
     def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
         """Return a row with its rate, other tuned values by field, and therefore its id."""
@@ -286,7 +291,9 @@ def reports_of(
 
 def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]) -> PlannedTrial:
     """Plan a trial of a cell; the seed, the rate and the id are filled in later."""
-    execution, sequence, (name, batch) = plan.execution, plan.tokens_per_sequence, cell
+    execution = plan.execution
+    sequence = plan.tokens_per_sequence
+    name, batch = cell
     optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(name))
     schedule = policy.adapt_schedule(plan.settings.schedule)
     fastest = tokens_at_once(execution.device) // sequence
@@ -302,8 +309,7 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )
-    tokens = counts[batch]
-    steps = tokens // (batch * sequence)
+    course = Course.of_tokens(batch, sequence, counts[batch])
     return PlannedTrial(
         policy=policy.name,
         optimizer=name,
@@ -311,9 +317,9 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
         warmup_min_steps=schedule.warmup_min_steps,
-        tokens=tokens,
-        steps=steps,
-        warmup_steps=warmup_steps(steps, schedule),
+        tokens=counts[batch],
+        steps=course.steps,
+        warmup_steps=warmup_steps(course.steps, schedule),
         devices=execution.devices,
         microbatch_size=size,
         gradient_accumulation_steps=batch // (size * execution.devices),

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from sweep.config.experiment import EvaluationSettings
-from sweep.plan.steps import milestone_steps
+from sweep.plan.course import Course
 
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
@@ -75,11 +75,11 @@ def is_in(rate: float, grid: Iterable[float]) -> bool:
     return any(math.isclose(rate, other, rel_tol=1e-6) for other in grid)
 
 
-def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
+def rung_steps(course: Course, evaluation: EvaluationSettings) -> tuple[int, ...]:
     """Return the steps at which tuning trials pause to be compared: evaluation milestones."""
-    milestones = milestone_steps(steps, evaluation.points)
+    milestones = course.milestones(evaluation.points)
     indices = [math.ceil(share * len(milestones)) - 1 for share in RUNGS]
-    return tuple(sorted({milestones[index] for index in indices} - {steps}))
+    return tuple(sorted({milestones[index] for index in indices} - {course.steps}))
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:

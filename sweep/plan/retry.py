@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import largest_divisor
+from sweep.plan.accumulation import largest_divisor
 from sweep.trial.folder import Cause, State, TrialStatus, has_failed
 from sweep.trial.watchdog import has_stalled
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sweep.plan.steps import milestone_steps
+from sweep.plan.course import Course
 
 CONFIRMED = 2  # consecutive evaluations at or below the target that end a trial
 PATIENCE = 2  # a trial is pruned at this multiple of the least tokens of its batch size
@@ -44,8 +44,8 @@ def crossing_tokens(
     return float(when[k - 1] * (when[k] / when[k - 1]) ** share)
 
 
-def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int | None:
+def last_step(least_tokens: float, course: Course, points: int) -> int | None:
     """Return the first evaluation at PATIENCE times the least tokens to the target, or None."""
     bound = PATIENCE * least_tokens
-    later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)
+    later = (step for step in course.milestones(points) if course.tokens_at(step) >= bound)
     return next(later, None)

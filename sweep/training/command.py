@@ -20,6 +20,7 @@ import torch
 from sweep.config.metrics import MetricNames, check_reported_name
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, reason_of
+from sweep.plan.course import Course
 from sweep.resources import sha256_of_file
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
@@ -50,7 +51,10 @@ class Report:
 
     def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
         """Read the lines of earlier attempts; cut the log at the first wrong or incomplete one."""
-        self.config, self.store, path = config, store, store.folder.reported_path
+        self.config = config
+        self.store = store
+        self._course = Course.of_trial(config)
+        path = store.folder.reported_path
         self.lines: dict[int, dict[str, Any]] = {}  # by step, ascending
         self.left_out = 0  # steps whose lines are not kept
         self._names = MetricNames()
@@ -120,7 +124,6 @@ class Report:
 
     def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
         """Return the step and the metrics of a line; None replaces values that are not finite."""
-        batch, sequence = self.config.science.batch_size, self.config.tokens_per_sequence
         wrong = partial(_wrong_line, text=text, number=self._read_lines + 1)
         try:
             line = load_json(text)
@@ -130,10 +133,13 @@ class Report:
         step = line.pop("step", None)
         if type(step) is not int or not 0 <= step <= self.config.steps:
             raise wrong(f'have a "step", a number of optimizer steps up to {self.config.steps}')
-        for name, count in (("tokens", step * batch * sequence), ("examples", step * batch)):
-            if line.pop(name, count) != count:
-                factors = f"{step} × {batch}" + f" × {sequence}" * (name == "tokens")
-                raise wrong(f"count {count} {name} ({factors})")
+        examples = self._course.sequences_at(step)
+        if line.pop("examples", examples) != examples:
+            raise wrong(f"count {examples} examples ({step} × {self._course.batch_size})")
+        tokens = self._course.tokens_at(step)
+        if line.pop("tokens", tokens) != tokens:
+            factors = f"{step} × {self._course.batch_size} × {self._course.tokens_per_sequence}"
+            raise wrong(f"count {tokens} tokens ({factors})")
         line.pop("time", None)
         for name, value in line.items():
             if type(value) not in (int, float, type(None)) or not METRIC.fullmatch(name):
@@ -152,7 +158,7 @@ class Report:
         if step not in self.lines:
             seconds, self._read_at = self.seconds, time.monotonic()
             self._thin(step)
-            tokens = step * self.config.science.batch_size * self.config.tokens_per_sequence
+            tokens = self._course.tokens_at(step)
             line = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
             line |= {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
             earlier = self._earlier.get(step, {})
@@ -244,7 +250,7 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     science, execution = config.science, config.execution
     settings = (science.optimizer, science, execution, config)
     values = {name: value for table in settings for name, value in table} | {
-        "examples": config.steps * science.batch_size,
+        "examples": Course.of_trial(config).sequences_at(config.steps),
         "device": execution.device_type,
         "accumulation": science.batch_size // (config.microbatch_size * execution.devices),
         "log": folder.reported_path.absolute(),

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.plan.steps import learning_rate_at, milestone_steps
+from sweep.plan.course import Course
+from sweep.plan.schedule import learning_rate_at
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import (
     flop_utilization,
@@ -28,15 +29,18 @@ class Steps:
     """Takes the steps of a trial, and reads their metrics from the workload's meter."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
-        self.config, self.step, self.progress = config, step, progress
+        self.config = config
+        self.course = Course.of_trial(config)
+        self.step = step
+        self.progress = progress
         step.workload.meter.restore(progress.watched)
 
     def take(self, t: int) -> Tensor:
         """Take step t = 1 … S, with this device's part of the batch; return the loss."""
         config = self.config
         science = config.science
-        count = science.batch_size // ranks.count()
-        first = ((t - 1) * ranks.count() + ranks.rank()) * count
+        count = self.course.batch_at(t) // ranks.count()
+        first = self.course.first_sequence(t) + ranks.rank() * count
         batch = self.step.workload.build_batch(first, count)
         self._learning_rate = learning_rate_at(
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
@@ -53,9 +57,9 @@ class Steps:
     def end_interval(self) -> dict[str, Any]:
         """Return the metrics since the last log point, and start a new interval, after `store`."""
         config, progress, device = self.config, self.progress, self.step.device
-        steps = progress.step - progress.log_step
+        tokens = self.course.tokens_at(progress.step) - self.course.tokens_at(progress.log_step)
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
-        rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds
+        rate = tokens / seconds
         own: dict[str, Any] = {
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
@@ -106,9 +110,9 @@ def train(
         progress.charge("compile")
     steps = Steps(config, step, progress)
     noise = NoiseProbe(config, step, progress)
-    train_points = frozenset(milestone_steps(config.steps, science.evaluation.train_points))
-    valid_points = frozenset(milestone_steps(config.steps, science.evaluation.points))
-    step_tokens = science.batch_size * config.tokens_per_sequence
+    course = steps.course
+    train_points = frozenset(course.milestones(science.evaluation.train_points))
+    valid_points = frozenset(course.milestones(science.evaluation.points))
     if progress.step == 0:
         start = step.run_evaluation(step.workload.evaluate_metrics)
         progress.start_loss = start.get("loss", math.nan)
@@ -129,7 +133,7 @@ def train(
             progress.charge("training")
             # Milliseconds, as in MLflow; never before the last line, even if the clock is set back.
             progress.logged_at = now = max(progress.logged_at, round(time.time(), 3))
-            line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
+            line: dict[str, Any] = {"time": now, "step": t, "tokens": course.tokens_at(t)}
             if t in train_points:
                 line |= steps.end_interval()
                 if progress.is_diverging(line["train/loss"], step.workload.divergence_margin):

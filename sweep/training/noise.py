@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import largest_divisor, milestone_steps
+from sweep.plan.accumulation import largest_divisor
+from sweep.plan.course import Course
 from sweep.training.checkpoint import Progress
 from sweep.training.parallel import is_part, own_part
 from sweep.training.step import TrainingStep
@@ -63,7 +64,7 @@ class NoiseProbe:
         sequences = (config.token_budget or science.tokens) // length
         self._points, self._most = probe_sizes(sequences, points, science.evaluation.noise_share)
         self._step, self._squares = step, progress.noise_squares
-        self.steps = milestone_steps(config.steps, self._points)
+        self.steps = Course.of_trial(config).milestones(self._points)
         epochs = step.workload.epochs() if self.steps else None
         # On many devices the least measurement takes more than its share.
         self._stride = max(self._most, 2 * ranks.count())

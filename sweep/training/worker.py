@@ -26,6 +26,7 @@ import torch.distributed as dist
 from sweep import errors
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
+from sweep.plan.course import Course
 from sweep.plan.retry import Outcome
 from sweep.plan.target import crossing_tokens
 from sweep.training import device as machine
@@ -252,7 +253,7 @@ def write_result(
 ) -> None:
     folder, science, devices = store.folder, config.science, config.execution.devices
     device = step.device if step else torch.device(config.execution.device)
-    tokens = progress.step * science.batch_size * config.tokens_per_sequence
+    tokens = Course.of_trial(config).tokens_at(progress.step)
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     epochs = step and step.workload.epochs()
     if files.find_sha256(folder.metrics_path) != metrics_sha256:

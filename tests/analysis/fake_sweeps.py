@@ -11,7 +11,6 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import Plan, PlannedTrial, grow_plan
-from sweep.plan.steps import milestone_steps
 from sweep.resources import sha256_of_file
 from sweep.trial.files import sha256_of, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
@@ -100,12 +99,13 @@ def fake_loss(plan: Plan, row: PlannedTrial, progress: float) -> float:
 def fake_lines(
     plan: Plan, row: PlannedTrial, points: int, share: float = 1.0
 ) -> list[dict[str, Any]]:
-    evaluated = set(milestone_steps(row.steps, plan.settings.evaluation.points))
+    course = plan.course(row)
+    evaluated = set(course.milestones(plan.settings.evaluation.points))
     lines = []
-    for step in milestone_steps(row.steps, points):
+    for step in course.milestones(points):
         if step > share * row.steps:
             break
-        tokens = step * row.batch_size * plan.tokens_per_sequence
+        tokens = course.tokens_at(step)
         loss = fake_loss(plan, row, step / row.steps)
         where = {"time": 1.7e9 + step * 0.01, "step": step, "tokens": tokens}
         more = {"train/grad_norm": 0.5, "train/clipped": 0.1, "perf/tokens_per_second": 20_000.5}

@@ -168,7 +168,7 @@ def _search_and_report(plan: Plan, rng: random.Random) -> list[Ended]:
 
 
 def _report_tokens(plan: Plan, cell: Any) -> int:
-    from sweep.plan.steps import tokens_per_trial
+    from sweep.plan.course import tokens_per_trial
 
     sizes = {row.batch_size for row in plan.trials}
     return tokens_per_trial(plan.token_budget, sizes, plan.tokens_per_sequence)[0][cell[1]]

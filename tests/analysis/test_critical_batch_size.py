@@ -16,7 +16,6 @@ from sweep.analysis.critical_batch_size import fit_curve, fit_steps, steps_to_ta
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError
-from sweep.plan.steps import milestone_steps
 from sweep.plan.target import crossing_tokens
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
@@ -236,7 +235,7 @@ def to_target(tmp_path):
 
 def write_trial(trial, plan, row, taken, is_pruned, points):
     lines, below = [], 0
-    for step in milestone_steps(row.steps, points):
+    for step in plan.course(row).milestones(points):
         loss = TARGET * (taken / step) ** 0.3
         loss = max(loss, 1.01 * TARGET) if is_pruned else loss
         tokens = step * row.batch_size * CONTEXT

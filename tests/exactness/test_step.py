@@ -5,7 +5,7 @@ import torch
 
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
-from sweep.plan.steps import learning_rate_at
+from sweep.plan.schedule import learning_rate_at
 from sweep.training.step import TrainingStep
 from tests.plans import build_plan
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sweep.config.experiment import EvaluationSettings
 from sweep.config.optimizers import OptimizerSettings
 from sweep.errors import SweepError
+from sweep.plan.course import Course
 from sweep.plan.policies import SquareRoot, parse_policy
 from sweep.plan.rate_search import (
     EXTENSIONS,
@@ -21,7 +22,6 @@ from sweep.plan.rate_search import (
     rung_steps,
     survivors,
 )
-from sweep.plan.steps import milestone_steps
 from sweep.plan.target import crossing_tokens, last_step
 
 ADAMW = OptimizerSettings()
@@ -132,11 +132,15 @@ def test_the_better_half_goes_on_and_the_neighbour_above_the_best():
     assert survivors({"a": (1, math.inf)}) == {"a"}
 
 
+def course(steps):
+    return Course(batch_size=8, tokens_per_sequence=64, steps=steps)
+
+
 def test_rungs_are_milestones_of_the_evaluation_before_the_end():
-    assert rung_steps(1000, EvaluationSettings(points=20)) == (250, 500)
-    assert rung_steps(10, EvaluationSettings(points=20)) == (3, 5)
-    assert rung_steps(1000, EvaluationSettings(points=1)) == ()
-    assert rung_steps(2, EvaluationSettings(points=20)) == (1,)
+    assert rung_steps(course(1000), EvaluationSettings(points=20)) == (250, 500)
+    assert rung_steps(course(10), EvaluationSettings(points=20)) == (3, 5)
+    assert rung_steps(course(1000), EvaluationSettings(points=1)) == ()
+    assert rung_steps(course(2), EvaluationSettings(points=20)) == (1,)
 
 
 CROSSINGS = [  # tokens, losses, and the tokens at which they reach 2 to stay
@@ -161,12 +165,13 @@ def test_a_crossing_is_where_a_curve_reaches_the_target_to_stay(tokens, losses, 
 
 
 def test_a_trial_is_pruned_at_the_first_evaluation_at_twice_the_least_tokens():
-    steps, points, step_tokens = 1000, 20, 64  # evaluations every 50 steps, 3,200 tokens
-    assert last_step(4000, step_tokens, steps, points) == 150
-    assert last_step(3200, step_tokens, steps, points) == 100
-    assert last_step(3201, step_tokens, steps, points) == 150
-    assert last_step(1e9, step_tokens, steps, points) is None  # its end decides
-    assert last_step(4000, step_tokens, steps, points) in milestone_steps(steps, points)
+    own = Course(batch_size=4, tokens_per_sequence=16, steps=1000)
+    points = 20  # evaluations every 50 steps, 3,200 tokens
+    assert last_step(4000, own, points) == 150
+    assert last_step(3200, own, points) == 100
+    assert last_step(3201, own, points) == 150
+    assert last_step(1e9, own, points) is None  # its end decides
+    assert last_step(4000, own, points) in own.milestones(points)
 
 
 def test_the_search_goes_beyond_a_highest_rate_that_is_as_good_as_the_best():

@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 
 from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError
-from sweep.plan.steps import (
-    choose_microbatch,
-    largest_divisor,
-    learning_rate_at,
-    milestone_steps,
-    tokens_per_trial,
-    warmup_steps,
-)
+from sweep.plan.accumulation import choose_microbatch, largest_divisor
+from sweep.plan.course import Course, tokens_per_trial
+from sweep.plan.schedule import learning_rate_at, warmup_steps
 
 REFERENCE = ScheduleSettings(warmup_min_steps=100)
 
@@ -85,7 +80,7 @@ def test_the_decay_is_a_cosine_and_a_constant_schedule_stays_at_the_peak():
 
 @given(st.integers(1, 3000), st.integers(1, 200))
 def test_a_milestone_is_the_first_step_at_or_past_its_share(steps, points):
-    milestones = milestone_steps(steps, points)
+    milestones = Course(4, 16, steps).milestones(points)
     assert list(milestones) == sorted(set(milestones)) and milestones[-1] == steps
     for share in (k * steps for k in range(1, points + 1)):
         assert any(step * points >= share > (step - 1) * points for step in milestones)
@@ -126,3 +121,16 @@ def test_half_of_a_microbatch_is_rounded_down_to_whole_groups_or_equal_parts_of_
     while sizes[-1] > 1:
         sizes.append(largest_divisor(48, sizes[-1] // 2, group_size=8))
     assert sizes == [48, 24, 8, 4, 2, 1]
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 2000), st.data())
+def test_steps_sequences_and_tokens_of_a_course_belong_together(batch, sequence, steps, data):
+    course = Course.of_tokens(batch, sequence, batch * sequence * steps)
+    assert course == Course(batch, sequence, steps)
+    step = data.draw(st.integers(1, steps))
+    assert course.first_sequence(step) + course.batch_at(step) == course.sequences_at(step)
+    assert course.first_sequence(1) == 0
+    assert course.tokens_at(step) == sequence * course.sequences_at(step)
+    assert course.step_at(course.tokens_at(step)) == step
+    assert course.step_at(course.tokens_at(step) - 0.5) == step
+    assert course.step_at(course.tokens_at(step) + 1) == step + 1

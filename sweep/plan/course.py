@@ -1,0 +1,82 @@
+"""The course of a training: its batch size, and how steps, sequences and tokens belong together."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
+
+from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
+
+
+@dataclass(frozen=True)
+class Course:
+    """A constant batch size from the first step t = 1 to the last, t = S."""
+
+    batch_size: int  # sequences of a step, over all devices
+    tokens_per_sequence: int
+    steps: int  # S
+
+    @classmethod
+    def of_tokens(cls, batch_size: int, tokens_per_sequence: int, tokens: int) -> Self:
+        """Return the course that trains on so many tokens, in whole steps."""
+        return cls(batch_size, tokens_per_sequence, tokens // (batch_size * tokens_per_sequence))
+
+    @classmethod
+    def of_trial(cls, config: TrialConfig) -> Self:
+        return cls(config.science.batch_size, config.tokens_per_sequence, config.steps)
+
+    def batch_at(self, step: int) -> int:
+        """Return the sequences of step t."""
+        return self.batch_size
+
+    def first_sequence(self, step: int) -> int:
+        """Return the number of sequences before step t, at which its batch begins."""
+        return (step - 1) * self.batch_size
+
+    def sequences_at(self, step: int) -> int:
+        """Return the sequences of steps 1 … t."""
+        return step * self.batch_size
+
+    def tokens_at(self, step: int) -> int:
+        """Return the tokens of steps 1 … t."""
+        return self.sequences_at(step) * self.tokens_per_sequence
+
+    def step_at(self, tokens: float) -> int:
+        """Return the first step with at least so many tokens; it may be after the last one."""
+        return math.ceil(tokens / (self.batch_size * self.tokens_per_sequence))
+
+    def milestones(self, points: int) -> tuple[int, ...]:
+        """Return for k = 1 … M the first step with at least k/M of all tokens, ascending."""
+        points = min(points, self.steps)
+        return tuple(-(-k * self.steps // points) for k in range(1, points + 1))
+
+
+def tokens_per_trial(
+    budget: int, batches: Collection[int], tokens_per_sequence: int, is_of_tuning: bool = False
+) -> tuple[dict[int, int], bool]:
+    """Return training tokens by batch size, in whole steps, and whether they are all equal.
+
+    Raises:
+        SweepError: if the budget, or that of tuning, is less than a step of a batch size.
+    """
+    step_tokens = {batch: batch * tokens_per_sequence for batch in batches}
+    largest = max(batches)
+    if budget < step_tokens[largest]:
+        name, flag = ("tuning.budget", "tune-budget") if is_of_tuning else ("budget", "budget")
+        raise SweepError(
+            f"{name} must hold at least one step of batch size {largest}, got {budget}. "
+            f"Use --{flag} {step_tokens[largest]} or more, or smaller batch sizes."
+        )
+    common = math.lcm(*step_tokens.values())
+    rounded = budget // common * common
+    if rounded and 100 * (budget - rounded) <= budget:
+        return dict.fromkeys(batches, rounded), True
+    own = {batch: budget // step * step for batch, step in step_tokens.items()}
+    return own, len(set(own.values())) == 1
+
+
+def common_budget(budget: int, batches: Collection[int], tokens_per_sequence: int) -> int:
+    """Return the budget nearest to this one that all batch sizes use up in whole steps."""
+    common = math.lcm(*batches) * tokens_per_sequence
+    return max(1, round(budget / common)) * common
