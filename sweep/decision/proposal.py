@@ -7,26 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.config.experiment import Experiment
-from sweep.config.settings import Settings, merge_settings, parse_settings, settings_of
+from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord
 from sweep.errors import SweepError
+from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.course import common_budget, tokens_per_trial
-from sweep.plan.plan import (
-    Inputs,
-    Plan,
-    PlannedTrial,
-    build_plan,
-    grow_plan,
-    requested_ids,
-    typed_command,
-)
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import Inputs, Plan, PlannedTrial, build_plan, requested_ids
 from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
-TABLES: tuple[type[Settings], ...] = (Experiment, Execution, Services)
-SETTINGS = {setting.name: setting for table in TABLES for setting in settings_of(table)}
 SERVICES = {setting.name for setting in settings_of(Services)}
 OF_SEEDS = {"seeds", "max_seeds", "max_hours"}
 # Those of the newest command count, also if it leaves them out.
@@ -126,18 +118,6 @@ def check_of_command(plan: Plan, **changes: Any) -> str | None:
     with contextlib.suppress(SweepError):
         return command_with(plan, **changes).replace("sweep run", "sweep check", 1)
     return None
-
-
-def parse_command(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """Return the experiment and the flags of a recorded `sweep run`."""
-    rest = list(words[2:])
-    experiment = rest.pop(0) if rest and not rest[0].startswith("--") else None
-    flags = dict[str, Any]()
-    while rest:
-        name = rest.pop(0).removeprefix("--").replace("-", "_")
-        is_switch = name in SETTINGS and SETTINGS[name].field.annotation is bool
-        flags[name] = True if is_switch or not rest else rest.pop(0)
-    return experiment, flags
 
 
 def recorded_out(plan: Plan) -> str:

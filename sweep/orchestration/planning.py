@@ -17,18 +17,18 @@ from sweep.config.settings import Table, merge_settings, parse_settings, setting
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.config.workloads import DECLARATIONS, UserWorkload
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
+from sweep.plan.commands import typed_command
 from sweep.plan.course import Course
+from sweep.plan.growth import grow_plan
 from sweep.plan.needs import refuse_without_effect
 from sweep.plan.plan import (
     Inputs,
     Plan,
     PlannedModel,
     build_plan,
-    grow_plan,
     load_plan,
     requested_ids,
     tokens_at_once,
-    typed_command,
 )
 from sweep.plan.schedule import learning_rate_at
 from sweep.tracking.store import read_record

@@ -10,7 +10,8 @@ from typing import Any
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import record_command
-from sweep.plan.plan import Plan, PlannedTrial, grow_plan
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.resources import sha256_of_file
 from sweep.trial.files import sha256_of, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus

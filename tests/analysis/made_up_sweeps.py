@@ -12,7 +12,8 @@ from sweep.config.trial import Execution
 from sweep.config.workloads import UserWorkload
 from sweep.decision.proposal import SERVICES
 from sweep.orchestration.planning import record_command
-from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus

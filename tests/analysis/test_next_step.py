@@ -13,10 +13,11 @@ from sweep.analysis.next_step import read_records
 from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command_line
 from sweep.cli.commands import run
-from sweep.decision.proposal import parse_command, propose_answer
+from sweep.decision.proposal import propose_answer
 from sweep.orchestration.looks import next_trials, read_record
 from sweep.orchestration.planning import Planned, Request, make_plan, read_request
 from sweep.orchestration.runner import rows_to_run
+from sweep.plan.commands import parse_command
 from sweep.plan.plan import build_plan
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder

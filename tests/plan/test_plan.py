@@ -9,7 +9,8 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, Science
 from sweep.decision.proposal import answering_command, propose_answer
 from sweep.errors import SweepError
-from sweep.plan.plan import grow_plan, typed_command
+from sweep.plan.commands import typed_command
+from sweep.plan.growth import grow_plan
 from sweep.trial.files import sha256_of
 from sweep.version import FORMAT_VERSION
 from tests.plans import build_plan

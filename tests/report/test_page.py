@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from sweep.plan.plan import load_plan, typed_command
+from sweep.plan.commands import typed_command
+from sweep.plan.plan import load_plan
 from sweep.report.report import write_report
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect

@@ -14,7 +14,8 @@ import pytest
 
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
-from sweep.plan.plan import Plan, grow_plan
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import Plan
 from sweep.tracking import mirror
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect

@@ -18,7 +18,7 @@ from sweep.models.build import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import Request, make_plan
-from sweep.plan.plan import grow_plan
+from sweep.plan.growth import grow_plan
 from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
