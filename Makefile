@@ -60,6 +60,8 @@ types: install  ## mypy, strict
 contracts: install  ## architecture and packaging tests, and figures of the code
 	$(BIN)/python -m pytest tests/contracts
 	$(BIN)/python -m tests.contracts.figures
+	$(BIN)/python -m tests.contracts.density
+	$(BIN)/python -m tests.contracts.density --densest
 
 check: lint types contracts  ## lint, types and contracts
 
