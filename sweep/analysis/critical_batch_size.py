@@ -370,10 +370,15 @@ def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
     if not set(names) <= set(sweep.curves):
         return
     trials = report_trials(sweep.trials)[["id", "seed", *CELL]]
-    records = sweep.curves.rename(columns=names)[["id", "tokens", *names.values()]].dropna()
-    records = records.astype({"id": object}).merge(trials, on="id").sort_values(["seed", "tokens"])
-    for cell, lines in records.groupby(CELL):
-        for half, part in lines.groupby(pd.cut(lines["tokens"], 2, labels=False)):
-            if len(part) >= LEAST_RECORDS:
-                scale = noise_scale(part["trace"].to_list(), part["square"].to_list())
-                yield {**dict(zip(CELL, cell, strict=True)), "is_late": half == 1, "scale": scale}
+    measured = sweep.curves.rename(columns=names)[["id", "tokens", "trace", "square"]].dropna()
+    measured = measured.astype({"id": object}).merge(trials, on="id")
+    measured = measured.sort_values(["seed", "tokens"])
+
+    for cell, rows in measured.groupby(CELL):
+        cell_columns = dict(zip(CELL, cell, strict=True))
+        halves = pd.cut(rows["tokens"], 2, labels=False)
+        for half, part in rows.groupby(halves):
+            if len(part) < LEAST_RECORDS:
+                continue
+            scale = noise_scale(part["trace"].to_list(), part["square"].to_list())
+            yield {**cell_columns, "is_late": half == 1, "scale": scale}

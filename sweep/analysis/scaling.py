@@ -82,17 +82,28 @@ def _step_law(plan: Plan) -> float | None:
 
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:
+    """Return the loss at the chosen rate minus that at the optimum, between the tried rates."""
     losses = rate.trials.groupby("learning_rate")["loss"].agg(["mean", "count"])
     losses = losses[np.isfinite(losses["mean"])]
-    if len(losses) < 2 or not losses.index[0] <= chosen <= losses.index[-1]:
+    if len(losses) < 2:
         return None
-    ends = np.log([rate.optimum or math.nan, chosen])
-    curve = PchipInterpolator(np.log(losses.index), losses["mean"].to_numpy())
-    weights = [np.interp(ends, np.log(losses.index), own) for own in np.eye(len(losses))]
-    variance = float((np.diff(weights)[:, 0] ** 2 / losses["count"]).sum())
+    if not losses.index[0] <= chosen <= losses.index[-1]:
+        return None
+
+    log_rates = np.log(losses.index)
+    optimum = math.nan if rate.optimum is None else rate.optimum
+    ends = np.log([optimum, chosen])
+    curve = PchipInterpolator(log_rates, losses["mean"].to_numpy())
     cost = float(np.diff(curve(ends))[0])
-    half = 1.96 * math.sqrt(variance) * sigma.get(rate.batch_size, math.nan)
-    return Estimate(cost, cost - half, cost + half)
+
+    # The cost as a weighted sum of the means, if the curve were linear between them.
+    each_mean = np.eye(len(losses))
+    weights = [np.interp(ends, log_rates, only) for only in each_mean]
+    differences = np.diff(weights)[:, 0]
+    variance = float((differences**2 / losses["count"]).sum())
+    sd = sigma.get(rate.batch_size, math.nan)
+    half_width = 1.96 * math.sqrt(variance) * sd
+    return Estimate(cost, cost - half_width, cost + half_width)
 
 
 def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:

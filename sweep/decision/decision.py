@@ -111,25 +111,47 @@ def decide(
         log_rates: those used, (..., k).
         looks: numbers of seeds at which the sweep might have ended; empty if fixed in advance.
     """
-    losses = np.where(np.isinf(losses).any(-1, keepdims=True), np.nan, losses)
-    is_other = ~np.eye(losses.shape[-2], dtype=bool)
-    _, mean, own = _moments(losses)
-    k = max(2, int(np.isfinite(mean).sum(-1).max()))
+    has_diverged = np.isinf(losses).any(-1, keepdims=True)
+    losses = np.where(has_diverged, np.nan, losses)
+    _, mean, variance_of_one = _moments(losses)
+    compared = max(2, int(np.isfinite(mean).sum(-1).max()))
+
     count, difference, variance = _moments(losses[..., :, None, :] - losses[..., None, :, :])
-    variance = np.fmax(variance, _without_noisiest(variance)[..., None, None])
+    half_width = _half_widths(losses, count, variance, compared, looks)
+
+    # A batch size whose few seeds agree by chance is taken to be as noisy as the quieter others.
+    variance_of_one = np.nan_to_num(variance_of_one)
+    total = variance_of_one.sum(-1, keepdims=True)
+    largest = variance_of_one.max(-1, keepdims=True)
+    mean_of_others = (total - largest) / max(1, compared - 1)
+    variance_of_one = np.maximum(variance_of_one, mean_of_others)
+    rates = None if points is None else bound_rates(points, variance_of_one, log_rates)
+    return Decision(mean, variance_of_one, difference, half_width, rates)
+
+
+def _half_widths(
+    losses: Floats, count: Counts, variance: Floats, compared: int, looks: Sequence[int]
+) -> Floats:
+    """Return half the widths of the intervals of all differences, (..., k, k).
+
+    Args:
+        losses: of the reporting trials, (..., k, seeds).
+        count: seeds that a pair has in common, (..., k, k).
+        variance: of the differences of a pair, (..., k, k).
+        compared: number of batch sizes that are compared.
+        looks: as in `decide`.
+    """
+    is_other = ~np.eye(losses.shape[-2], dtype=bool)
     counts = np.unique(count[(count > 1) & is_other]).tolist()
     critical = np.full(count.shape, np.inf)
-    for seeds, value in critical_values(k, tuple(sorted({*counts, *looks}))).items():
+    for seeds, value in critical_values(compared, tuple(sorted({*counts, *looks}))).items():
         critical[count == seeds] = value
+
+    variance = np.fmax(variance, _without_noisiest(variance)[..., None, None])
     # Without seeds, or with seeds that are equal but for rounding, the error is not known.
     size = np.abs(np.nan_to_num(losses)).max((-2, -1))[..., None, None]
     variance = np.where(variance > (ROUNDING * size) ** 2, variance, np.inf)
-    half_width = critical * np.sqrt(variance / np.maximum(count, 1))
-    own = np.nan_to_num(own)
-    rest = (own.sum(-1, keepdims=True) - own.max(-1, keepdims=True)) / max(1, k - 1)
-    own = np.maximum(own, rest)
-    rates = None if points is None else bound_rates(points, own, log_rates)
-    return Decision(mean, own, difference, half_width, rates)
+    return np.asarray(critical * np.sqrt(variance / np.maximum(count, 1)))
 
 
 def next_trainings(

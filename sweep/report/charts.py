@@ -85,34 +85,52 @@ def plot_answer(sweep: Sweep) -> Chart | None:
 
 
 def _plot_gaps(sweep: Sweep, answer: Answer, is_named: bool) -> Spec:
+    """Plot what each batch size gives up, with its interval, on a scale that is linear near 0."""
     factor, unit = answer.compared.scale
-    margin, ends = factor * answer.tolerance, ["given up", "at least", "at most"]
+    margin = factor * answer.tolerance
+    ends = ["given up", "at least", "at most"]
     rows = pd.DataFrame(answer.batch_sizes).rename(columns=NAMES)
     rows[ends] = [[row.gap, *row.gap_to_best] for row in answer.batch_sizes]
     rows[ends] = factor * rows[ends].astype(float)
+
+    # Intervals without an end reach the edges.
     top = 1.3 * float(np.nanmax(rows[ends], initial=2 * margin))
     is_open = rows["at most"].isna() & rows["at least"].notna()
-    bounded = rows.assign(**{"at most": rows["at most"].mask(is_open, top)})
-    bounded["at least"] = rows["at least"].fillna(0.0)  # intervals without an end reach the edges
-    title = f"given up{f' [{unit}]' if unit else ''}, log from {margin:g}"
-    y = vega.channel("given up", [0, top], title)
+    bounded = rows.copy()
+    bounded["at most"] = rows["at most"].mask(is_open, top)
+    bounded["at least"] = rows["at least"].fillna(0.0)
+
+    x = vega.batch_axis(sweep.batch_sizes)
+    y = _gap_axis(top, margin, unit)
+    low = y | {"field": "at least"}
+    high = {"field": "at most"}
+    color = vega.size_color(sweep.batch_sizes)
+    verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
+    shape = vega.names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
+
+    tolerance = [{"at least": 0, "at most": margin}]
+    recommended = [{"recommended": answer.recommended}]
+    at_recommended = x | {"field": "recommended"}
+    points = rows[[SIZE, *ends, "seeds", RATE, "verdict"]]
+    intervals = bounded[[SIZE, *ends]]
+    layers = [
+        vega.layer("rect", tolerance, None, low, y2=high, color=GREEN, opacity=0.15),
+        vega.layer("rule", recommended, at_recommended, None, strokeDash=[3, 3]),
+        vega.layer("rule", intervals, x, low, y2=high, color=color, strokeWidth=2.5),
+        vega.layer("point", points[is_open], x, TOP, color=color, shape="triangle-up"),
+        vega.layer("point", points, x, y, color=color, shape=shape, size=90),
+    ]
+    return vega.panel(layers, sweep.batch_sizes, answer.policy if is_named else "")
+
+
+def _gap_axis(top: float, margin: float, unit: str) -> Spec:
+    """Return the axis of what is given up, which is logarithmic above the tolerance."""
+    in_unit = f" [{unit}]" if unit else ""
+    y = vega.channel("given up", [0, top], f"given up{in_unit}, log from {margin:g}")
     y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top], "clamp": True}
     ticks = [margin * step * 10.0**power for power in range(300) for step in (1, 2, 5)]
     y["axis"]["values"] = [0, *(tick for tick in ticks if tick <= top)]
-    x, color = vega.batch_axis(sweep.batch_sizes), vega.size_color(sweep.batch_sizes)
-    low, high = y | {"field": "at least"}, {"field": "at most"}
-    verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
-    shape = vega.names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
-    band, best = [{"at least": 0, "at most": margin}], [{"recommended": answer.recommended}]
-    rows = rows[[SIZE, *ends, "seeds", RATE, "verdict"]]
-    layers = [
-        vega.layer("rect", band, None, low, y2=high, color=GREEN, opacity=0.15),
-        vega.layer("rule", best, x | {"field": "recommended"}, None, strokeDash=[3, 3]),
-        vega.layer("rule", bounded[[SIZE, *ends]], x, low, y2=high, color=color, strokeWidth=2.5),
-        vega.layer("point", rows[is_open], x, TOP, color=color, shape="triangle-up"),
-        vega.layer("point", rows, x, y, color=color, shape=shape, size=90),
-    ]
-    return vega.panel(layers, sweep.batch_sizes, answer.policy if is_named else "")
+    return y
 
 
 def plot_loss(sweep: Sweep) -> Chart | None:
@@ -263,42 +281,56 @@ def plot_rates(sweep: Sweep) -> Chart | None:
 
 
 def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
+    """Plot the losses of the tuning trials against their rates, with the fitted curves."""
     objective = sweep.plan.settings.objective
+    values = np.vectorize(objective.value, [float])
+    name = "training tokens to the target" if objective.is_ratio else objective.title
     parts = [rate.trials.assign(**{SIZE: rate.batch_size}) for rate in result.rates]
     trials = pd.concat(parts, ignore_index=True).rename(columns=NAMES)
+
+    # Losses far above the others would squeeze them; they are drawn at the edge.
     losses = trials["loss"][np.isfinite(trials["loss"])]
     low, high = losses.quantile([0.25, 0.75])
-    limit = max(high + FAR * (high - low), losses.groupby(trials[SIZE]).min().max())
-    name = "training tokens to the target" if objective.is_ratio else objective.title
-    values = np.vectorize(objective.value, [float])
-    is_pruned, is_lost = trials["state"] == "PRUNED", trials["loss"] == np.inf
+    best_of_worst_size = losses.groupby(trials[SIZE]).min().max()
+    limit = max(high + FAR * (high - low), best_of_worst_size)
+    is_pruned = trials["state"] == "PRUNED"
+    is_lost = trials["loss"] == np.inf
     is_far = (trials["loss"] > limit) & ~is_lost
     trials[name] = values(trials["loss"].where(trials["loss"] <= limit))
-    fits, optima = [], []
+
+    fits = []
+    optima = []
     for rate in result.rates:
-        if rate.optimum is not None:
-            logs = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
-            logs = np.linspace(logs.min(), logs.max(), 40)
-            curve = {RATE: np.exp(logs), name: values(rate.fit.losses_at(logs))}
-            fits.append(pd.DataFrame(curve | {SIZE: rate.batch_size}))
-            best = {RATE: rate.optimum, name: float(values(rate.fit.level))}
-            optima.append({SIZE: rate.batch_size, **best})
-    sizes, edge = sweep.batch_sizes, _worst_edge(sweep)
+        if rate.optimum is None:
+            continue
+        logs = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
+        logs = np.linspace(logs.min(), logs.max(), 40)
+        curve = {RATE: np.exp(logs), name: values(rate.fit.losses_at(logs))}
+        fits.append(pd.DataFrame(curve | {SIZE: rate.batch_size}))
+        lowest = float(values(rate.fit.level))
+        optima.append({SIZE: rate.batch_size, RATE: rate.optimum, name: lowest})
+
+    edge = _worst_edge(sweep)
     x = vega.channel(RATE, trials[RATE], "peak learning rate", scale="log")
-    shown = [*trials[name], *(row[name] for row in optima)]
-    y = vega.channel(name, shown, f"{name}, tuning seeds", COUNT * objective.is_ratio, "narrow")
-    color, columns = vega.size_color(sizes), [SIZE, RATE, "seed", "state", "loss"]
-    kinds = is_far, is_lost & ~is_pruned, is_pruned
-    far, lost, pruned = (trials.loc[is_kind, columns] for is_kind in kinds)
+    shown = [*trials[name], *(optimum[name] for optimum in optima)]
+    form = COUNT if objective.is_ratio else ""
+    y = vega.channel(name, shown, f"{name}, tuning seeds", form, "narrow")
+    color = vega.size_color(sweep.batch_sizes)
+    columns = [SIZE, RATE, "seed", "state"]
+    at_edge = [*columns, "loss"]
+    far = trials.loc[is_far, at_edge]
+    lost = trials.loc[is_lost & ~is_pruned, at_edge]
+    pruned = trials.loc[is_pruned, at_edge]
+    curves: pd.DataFrame | list[object] = pd.concat(fits) if fits else []
     layers = [
-        vega.layer("line", pd.concat(fits) if fits else [], x, y, color=color, strokeWidth=1),
-        vega.layer("point", trials[[*columns[:4], name]], x, y, color=color, size=35),
+        vega.layer("line", curves, x, y, color=color, strokeWidth=1),
+        vega.layer("point", trials[[*columns, name]], x, y, color=color, size=35),
         vega.layer("point", optima, x, y, color=color, shape="diamond", size=80),
         vega.layer("point", far, x, edge, color=color, shape="triangle-up"),
         vega.layer("point", lost, x, edge, color=color, shape="cross", size=70),
         vega.layer("point", pruned, x, edge, color=color, shape="triangle-down"),
     ]
-    return vega.panel(layers, sizes, result.label if is_named else "")
+    return vega.panel(layers, sweep.batch_sizes, result.label if is_named else "")
 
 
 def plot_steps(sweep: Sweep) -> Chart | None:

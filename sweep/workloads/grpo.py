@@ -105,18 +105,24 @@ class Grpo(LanguageWorkload):
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of completions, (B, N) each, from (B, P + N)."""
-        temperature, first = self.settings.temperature, self.settings.prompt_tokens
+        temperature = self.settings.temperature
+        first = self.settings.prompt_tokens
         targets = ids[:, first:]
         if isinstance(model, HasHidden):
             states, weight = self.head(model, ids[:, :-1], first - 1)
             rows = self.config.execution.loss_chunk_rows or len(states)
-            parts = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
-            return parts[0].view(targets.shape), parts[1].view(targets.shape)
+            log_probs, entropies = linear_log_probs(
+                states, weight, targets.flatten(), rows, temperature
+            )
+            return log_probs.view(targets.shape), entropies.view(targets.shape)
+
         with autocast(self.device, self.config.science.precision):
             logits = model(ids)[:, first - 1 : -1]
         every = torch.log_softmax(widened(logits) / temperature, dim=-1)
-        entropies = -(every.detach().exp() * every.detach()).sum(-1)
-        return every.gather(-1, targets[..., None]).squeeze(-1), entropies
+        constant = every.detach()
+        entropies = -(constant.exp() * constant).sum(-1)
+        log_probs = every.gather(-1, targets[..., None]).squeeze(-1)
+        return log_probs, entropies
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Return ids (B, P + N), mask (B, N), advantages (B,), old and reference log-probabilities.
@@ -276,14 +282,21 @@ def score(
     reward: Reward, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
 ) -> tuple[Floats, dict[str, Floats]]:
     """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
-    rows = []
+    rows: list[dict[str, float]] = []
     for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
         ends = np.flatnonzero(ids == tokenizer.end)
-        text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
-        rows.append(reward(prompt, Completion(text, len(ends) > 0)))
-    names = list(dict.fromkeys(name for row in rows for name in row))
+        has_ended = len(ends) > 0
+        if has_ended:
+            ids = ids[: ends[0]]
+        completion = Completion(tokenizer.decode(ids.tolist()), has_ended)
+        rows.append(reward(prompt, completion))
+
+    names: dict[str, None] = {}  # in the order of their first completion
+    for row in rows:
+        names |= dict.fromkeys(row)
     components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
-    return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components
+    total = np.sum([*components.values(), np.zeros(len(rows))], axis=0)
+    return total, components
 
 
 def add_rewards(

@@ -94,21 +94,34 @@ class Pretrain(LanguageWorkload):
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate validation by document, and training windows that every batch size has seen."""
-        text, context = self.text, self.tokens_per_sequence
-        trained = self.config.science.tokens // context
+        text = self.text
+        trained = self.config.science.tokens // self.tokens_per_sequence
         count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.train_sequences)
-        train = self._losses(model, text.train, self.stream.indices(0, count))
-        windows = (len(text.valid) - 1) // context
-        losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
-        if windows * context + 1 < len(text.valid):  # the last window is shorter
-            rest = torch.from_numpy(text.valid[windows * context :].astype(np.int64))[None]
+        train_losses = self._losses(model, text.train, self.stream.indices(0, count))
+
+        documents = document_of_targets(text.valid, text.end)
+        losses = self._losses_of_all_targets(model, text.valid)
+        sums = np.bincount(documents, losses, minlength=text.valid_documents)
+        counts = np.bincount(documents, minlength=text.valid_documents)
+        return FinalEvaluation(
+            valid_losses=np.stack([sums, counts], axis=1).astype(np.float64),
+            train_loss=float(train_losses.mean()),
+            valid_bytes=text.valid_bytes,
+        )
+
+    def _losses_of_all_targets(
+        self, model: nn.Module, tokens: NDArray[np.integer]
+    ) -> NDArray[np.float64]:
+        """Return the loss of each token after the first, (N − 1,)."""
+        context = self.tokens_per_sequence
+        windows = (len(tokens) - 1) // context
+        losses = [self._losses(model, tokens, np.arange(windows)).ravel()]
+        start = windows * context
+        if start + 1 < len(tokens):  # the last window is shorter
+            rest = torch.from_numpy(tokens[start:].astype(np.int64))[None]
             last = self.token_losses(model, rest.to(self.device))
             losses.append(last.cpu().double().numpy().ravel())
-        documents = document_of_targets(text.valid, text.end)
-        sums = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
-        counts = np.bincount(documents, minlength=text.valid_documents)
-        valid_losses = np.stack([sums, counts], axis=1).astype(np.float64)
-        return FinalEvaluation({}, valid_losses, float(train.mean()), text.valid_bytes)
+        return np.concatenate(losses)
 
     def _losses(
         self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]

@@ -232,7 +232,7 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "large", raising=False)
     settings = {"batches": [8], "model": "quick", "data": "synthetic", "budget": 8 * 52 * 8}
-    settings["grpo"] = {**GRPO, "reward": "large:reward"}
+    settings["workload"] = {**GRPO, "reward": "large:reward"}
     folder, logistics = SweepFolder(tmp_path / "sweep"), Execution(device="cpu")
     save_plan(
         make_plan(Request(load_experiment("grpo-words", settings), logistics, folder)).plan, folder

@@ -49,15 +49,23 @@ class Chess(Task):
         return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        if (match := MOVE.match(completion.text)) is None:
-            return {"format": 0.0, "legal": 0.0, "best": 0.0}
+        reward = {"format": 0.0, "legal": 0.0, "best": 0.0}
+        match = MOVE.match(completion.text)
+        if match is None:
+            return reward
+
+        reward["format"] = 0.2
         board = chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
-        if (value := values.get(match[1])) is None:
-            return {"format": 0.2, "legal": 0.0, "best": 0.0}
+        value = values.get(match[1])
+        if value is None:
+            return reward
+
+        reward["legal"] = 0.3
         worse = sum(other < value for other in values.values())
         share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
-        return {"format": 0.2, "legal": 0.3, "best": 0.5 * share}
+        reward["best"] = 0.5 * share
+        return reward
 
     def _value(self, board: Any, move: Any) -> float:
         """Return the material of the side to move after the best capture in reply, and mobility."""
