@@ -193,7 +193,7 @@ def test_tensors_kept_by_a_handwritten_model_are_counted():
 def test_loss_chunk_rows_bound_the_logits_of_grpo():
     """In the pass without gradients and in the update: only the bound changes both peaks."""
     fields = {"model": "quick", "vocabulary": 8192, "context": 96, "data": "synthetic"}
-    fields["grpo"] = {"prompt_tokens": 20, "new_tokens": 64, "kl": 0.1}
+    fields["workload"] = {"kind": "grpo", "prompt_tokens": 20, "new_tokens": 64, "kl": 0.1}
     peaks = [
         forecast_step(config("grpo-words", 32, {"loss_chunk_rows": rows}, **fields)).phases
         for rows in (0, 1024, 512)  # of 32 × 64
