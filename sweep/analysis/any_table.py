@@ -69,6 +69,8 @@ class Table:
     def trials(self) -> pd.DataFrame:
         """Return the rows with the columns of trials.csv and the metric; empty cells are None."""
         trials = self.rows.drop(columns="status").rename(columns=OWN_NAMES)
+        if "device" not in trials:
+            trials["device"] = trials["hardware"]
         if "seconds_training" not in trials:
             trials["seconds_training"] = 3600 * trials["hours"]
         columns = dict.fromkeys([*TRIAL_COLUMNS, self.metric])

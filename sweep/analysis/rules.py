@@ -467,8 +467,10 @@ def read_execution(text: str | None) -> dict[str, Any] | None:
 
 def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == "COMPLETE")]
-    names = ("device", "torch_version", "git_commit", "devices")
-    values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in names}
+    names = ("device", "hardware", "torch_version", "git_commit", "devices")
+    values: dict[str, set[str]] = {
+        name: set(done[name].dropna().map(str)) - {""} for name in names if name in done
+    }
     follow_from_microbatch = ("microbatch", "generation_batch_size", "evaluation_batch_size")
     executions = [read_execution(text) or {} for text in set(done["execution"])]
     for name in sorted({name for execution in executions for name in execution}):

@@ -11,6 +11,8 @@ import sweep
 from sweep.analysis.any_table import read_one_table, read_table
 from sweep.analysis.audit import audit
 from sweep.analysis.cells import FACTORS, match_header, read_state
+from sweep.analysis.checks import FAIL
+from sweep.analysis.results import judge_trials
 from sweep.analysis.text_tables import TextTable, cells_of, read_text_tables
 from sweep.errors import SweepError
 from sweep.trial.folder import State
@@ -633,6 +635,22 @@ def test_our_own_numbers_are_read_as_they_are_written(tmp_path):
     table = read_table(cells_of(trials))
     assert table.unread == () and table.left_out == ()
     assert table.trials()["beta2"].eq(0).all() and table.trials()["steps"].eq(0).all()
+
+
+@pytest.mark.parametrize("column", ["device", "Hardware"])
+def test_other_devices_are_found_in_tables_of_other_people(tmp_path, column):
+    trials = TUNED.assign(execution="{}", **{column: ["A100", "H100"] * 12})
+    path = tmp_path / "t.csv"
+    trials.to_csv(path, index=False)
+    findings = [f for f in audit(path)["findings"] if f["code"] == "mixed_execution"]
+    assert findings and "A100, H100" in findings[0]["message"]
+    (mixed,) = [
+        check
+        for result in judge_trials(read_table(cells_of(trials)).trials())
+        for check in result.checks
+        if check.code == "mixed_execution"
+    ]
+    assert mixed.status == FAIL
 
 
 def test_a_column_target_of_other_people_changes_no_objective():
