@@ -7,10 +7,9 @@ a reason.
 
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -19,29 +18,33 @@ from sweep.analysis.cells import (
     FLAGS,
     HEADERS,
     LOSSES,
-    OWN_COLUMNS,
     OWN_NAMES,
     PARTS,
     PATTERNS,
     SETTINGS,
     STATES,
+    Columns,
     Header,
-    find_metric,
     is_in_tokens,
+    is_own_table,
     is_text,
-    match_header,
+    may_be_decimal_comma,
     read_headers,
     read_number,
     read_state,
+    says_several_devices,
     sequences_of,
     short_text,
     word_of_flag,
+    word_of_loss,
     worst_outcome,
 )
 from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS
 from sweep.analysis.text_tables import TextTable, cells_of, find_file, read_text_tables
 from sweep.errors import SweepError, list_some
 from sweep.trial.folder import Cause, State
+
+OTHERS = "of one batch size each"  # the label of rows that a value names
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +64,13 @@ class Table:
     remarks: tuple[str, ...] = ()
     metric: str = "final_valid_loss"
     unit: str = "line"  # what the index counts
+    has_sizes: bool = True  # whether a header names the batch size or that of a microbatch
 
     def trials(self) -> pd.DataFrame:
         """Return the rows with the columns of trials.csv and the metric; empty cells are None."""
         trials = self.rows.drop(columns="status").rename(columns=OWN_NAMES)
+        if "device" not in trials:
+            trials["device"] = trials["hardware"]
         if "seconds_training" not in trials:
             trials["seconds_training"] = 3600 * trials["hours"]
         columns = dict.fromkeys([*TRIAL_COLUMNS, self.metric])
@@ -75,15 +81,43 @@ class Table:
                 trials[name] = texts.where(texts.notna() & (texts != ""), None)
         return trials
 
-    @property
-    def factors(self) -> list[str]:
-        """The columns, such as the model, by whose values the rows are compared apart.
+    def parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield the rows that are compared with each other, and what tells them from other rows.
 
-        If each value occurs at one batch size, the column is the name of a row.
+        Rows that differ in a factor, such as the model, are compared apart. A value of a single
+        batch size may be the name of a row: all rows with such values are compared together.
         """
-        varying = [name for name in FACTORS if self.rows[name].nunique() > 1]
-        sizes = {name: self.rows.groupby(name)["batch_size"].nunique() for name in varying}
-        return [name for name in varying if sizes[name].max() > 1]
+        labels = self._shared_values
+        if labels.empty:
+            yield "", self.rows
+            return
+        names = list(map(str, labels))
+        for values, rows in self.rows.groupby([labels[name] for name in names], sort=False):
+            pairs = zip(names, values, strict=True)
+            texts = [short_text(f"{self.titles[name]} {value}") for name, value in pairs]
+            yield ", ".join(texts), rows
+
+    @property
+    def _shared_values(self) -> pd.DataFrame:
+        """The factors of which some value has several batch sizes; OTHERS in place of the rest."""
+        labels = pd.DataFrame(index=self.rows.index)
+        for name in FACTORS:
+            values = self.rows[name]
+            sizes = self.rows.groupby(name)["batch_size"].nunique()
+            is_shared = values.map(sizes) > 1
+            if values.nunique() > 1 and is_shared.any():
+                labels[name] = values.where(is_shared, OTHERS)
+        return labels
+
+    @property
+    def _confounders(self) -> list[str]:
+        """The headers, apart from the batch size, in which rows differ that are compared."""
+        parts = [rows for _, rows in self.parts()]
+        return [
+            self.titles[name]
+            for name in (*FACTORS, "context_length", "epochs")
+            if name in self.titles and any(rows[name].nunique(dropna=False) > 1 for rows in parts)
+        ]
 
     @property
     def not_read(self) -> list[str]:
@@ -109,9 +143,8 @@ class Table:
             f"{counts['left_out']} left out."
         ]
         notes += [f"{text}." for text in self.remarks]
-        names = [name for name in FACTORS if self.rows[name].nunique() > 1]
-        if names := [self.titles[name] for name in names if name not in self.factors]:
-            notes.append(f"Batch sizes differ in {list_some(names)} too.")
+        if not self.is_own and (names := self._confounders):
+            notes.append(f"Rows that are compared differ in {list_some(names)} too.")
         if self.left_out:
             notes.append(f"Rows left out: {list_some(self.left_out, separator='; ')}.")
         if self.ambiguous:
@@ -128,15 +161,15 @@ def read_tables(path: Path) -> list[Table]:
     """Read every table with batch sizes in a file, or in the first file of a folder.
 
     Raises:
-        SweepError: if there is none, or if the file is not CSV or Markdown.
+        SweepError: if no row can be read, or if the file is not CSV or Markdown.
     """
     path = find_file(path)
     text_tables = list(read_text_tables(path))
     tables = [read_table(cells) for cells in text_tables]
-    if with_rows := [table for table in tables if len(table.rows)]:
-        return with_rows
+    with_sizes = [table for table in tables if table.has_sizes]
+    if any(len(table.rows) for table in with_sizes):
+        return with_sizes
     problem = f"{path} must hold a table with rows and a column batch_size with whole numbers"
-    with_sizes = [table for table in tables if {"batch_size", *PARTS} & {*table.titles}]
     reasons = [text for table in tables for text in table.not_read]
     reasons += [text for table in with_sizes for text in table.left_out]
     if reasons:
@@ -150,7 +183,7 @@ def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
     if isinstance(source, pd.DataFrame):
         return read_table(cells_of(source), metric)
     tables = [read_table(cells, metric) for cells in read_text_tables(find_file(source))]
-    tables = [table for table in tables if "batch_size" in table.titles] or tables
+    tables = [table for table in tables if table.has_sizes] or tables
     if len(tables) != 1:
         names = ", ".join(table.name for table in tables) or "none"
         raise SweepError(f"{source} must hold one table, got {names}. Give each a file of its own.")
@@ -159,21 +192,27 @@ def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
 
 def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     """Read the text cells of one table; `metric` is a column that must be read by its own name."""
-    headers, ambiguous = read_headers(cells)
-    if metric not in headers:
-        headers |= find_metric(cells, metric)
+    columns = read_headers(cells, metric)
+    headers, ambiguous = columns.chosen, columns.ambiguous
     if reason := _why_no_stage(cells, headers):
         ambiguous[headers.pop("stage").title] = reason
+    if "tokens_to_target" not in headers:
+        headers.pop("target", None)  # the objective of our own tables only
     texts = {
         column: [row[cells.header.index(header.title)].strip() for row in cells.rows]
         for column, header in headers.items()
     }
     rows, unread = _type_cells(cells, headers, texts, metric)
-    is_own = {*cells.header} >= OWN_COLUMNS
-    measured = _measured_column(rows, headers, metric)
-    words, state_titles = _words_of_states(cells)
-    _read_states(rows, words, texts, measured)
-    sizes, reasons = _read_batch_sizes(rows, headers, texts)
+    is_own = is_own_table(cells)
+    measured = _measured_column(texts, metric)
+    remarks = _remarks(headers, measured)
+    if measured and not _has_readable_loss(rows[measured], texts[measured]):
+        title = short_text(headers[measured].title)
+        remarks.append(f"No loss is compared, because no cell of {title} is read")
+        rows[list(LOSSES)] = math.nan
+        measured = None
+    _read_states(rows, _words_of_states(cells, columns), texts, measured)
+    sizes, reasons = _read_batch_sizes(rows, cells, columns, texts, is_own)
     rows["batch_size"] = sizes
     if measured:
         _find_unread_losses(rows, reasons, texts[measured], measured)
@@ -188,7 +227,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         if reason
     ]
     rows.index = pd.Index(cells.numbers, dtype=int)
-    known = {header.title for header in headers.values()} | {*ambiguous, *state_titles}
+    read_all = [cells.header[index] for places in columns.places.values() for index in places]
+    known = {header.title for header in headers.values()} | {*ambiguous, *read_all}
     ignored = [
         title
         for place, title in enumerate(cells.header)
@@ -203,9 +243,10 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         left_out=(*cells.left_out, *left_out),
         ignored=tuple(ignored),
         ambiguous=ambiguous,
-        remarks=tuple(_remarks(rows, headers)),
+        remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
+        has_sizes=bool({"batch_size", "microbatch_size"} & {*headers, *columns.unclear}),
     )
 
 
@@ -227,13 +268,18 @@ def _type_cells(
     columns: dict[str, list[float] | list[str]] = {}
     unread: list[str] = []
     nothing = [""] * len(cells.rows)
+    numeric = [cell for name, text in texts.items() if not is_text(name) for cell in text]
+    has_decimal_commas = cells.has_semicolons or any(map(may_be_decimal_comma, numeric))
     for column in dict.fromkeys([*HEADERS, *headers]):
         text = texts.get(column, nothing)
         if is_text(column):
             columns[column] = text
             continue
-        header = headers.get(column, Header(column, "", -1))
+        header = headers.get(column, Header(column))
         numbers = [read_number(column, header, cell) for cell in text]
+        if has_decimal_commas:  # 7,225 may be 7.225
+            pairs = zip(numbers, text, strict=True)
+            numbers = [math.nan if "," in cell else number for number, cell in pairs]
         columns[column] = numbers
         is_loss = column in LOSSES or column == metric
         for cell, number, place in zip(text, numbers, cells.numbers, strict=True):
@@ -248,42 +294,64 @@ def _type_cells(
     return pd.DataFrame(columns).astype(kinds), unread
 
 
-def _remarks(rows: pd.DataFrame, headers: Mapping[str, Header]) -> list[str]:
+def _has_readable_loss(losses: pd.Series, cells: Sequence[str]) -> bool:
+    """Return True if a loss is read, or if all cells are empty or have words of failure."""
+    if losses.notna().any():
+        return True
+    return all(
+        re.fullmatch(PATTERNS["missing"], cell) or re.search(PATTERNS["failed"], cell)
+        for cell in cells
+    )
+
+
+def _remarks(headers: Mapping[str, Header], measured: str | None) -> list[str]:
     remarks = []
     valid = headers.get("final_valid_loss")
     if valid and "test" in valid.words.split():
         remarks.append(f"The validation loss is that of the column {short_text(valid.title)}")
     if not any(name in headers for name in LOSSES):
         remarks.append("No column of losses is read")
+    elif measured == "final_train_loss":
+        remarks.append("The training loss is compared, because no validation loss is read")
     size = headers.get("batch_size")
-    if size and is_in_tokens(size) and rows["context_length"].isna().any():
-        remarks.append("Batch sizes are in tokens, because the context length is missing")
+    if size and is_in_tokens(size) and "context_length" not in headers:
+        remarks.append("Batch sizes are in tokens, because no context length is read")
     return remarks
 
 
-def _measured_column(rows: pd.DataFrame, headers: Mapping[str, Header], metric: str) -> str | None:
-    """Return the column that must have a value in a row with a result; None without losses."""
-    if metric in headers and metric not in LOSSES:
+def _measured_column(texts: Mapping[str, Sequence[str]], metric: str) -> str | None:
+    """Return the column that must have a value in a row with a result; None without losses.
+
+    It is the first column of losses that is not empty, whether or not its cells can be read.
+    """
+    if metric in texts and metric not in LOSSES:
         return metric
-    return next((name for name in LOSSES if rows[name].notna().any()), None)
+    for name in LOSSES:
+        if not all(_is_empty(text) for text in texts.get(name, ())):
+            return name
+    return None
 
 
-def _words_of_states(cells: TextTable) -> tuple[list[list[str]], list[str]]:
-    """Return what each row says about how it ended, and the headers of these columns."""
+def _is_empty(text: str) -> bool:
+    """Return True for an empty cell, `-` or `n/a`; NaN may be the loss of a training too."""
+    is_missing = re.fullmatch(PATTERNS["missing"], text) is not None
+    return is_missing and "nan" not in text.lower()
+
+
+def _words_of_states(cells: TextTable, columns: Columns) -> list[list[str]]:
+    """Return what each row says about how it ended."""
     words: list[list[str]] = [[] for _ in cells.rows]
-    titles: list[str] = []
-    for index, title in enumerate(cells.header):
-        match = match_header(title)
-        if match is None or match[0] not in STATES:
-            continue
-        titles.append(title)
-        for row, row_words in zip(cells.rows, words, strict=True):
-            text = row[index].strip()
-            if match[0] in FLAGS:
-                text = word_of_flag(match[0], title, text)
-            if text:
-                row_words.append(text)
-    return words, titles
+    for column in STATES:
+        for index in columns.places.get(column, ()):
+            for row, row_words in zip(cells.rows, words, strict=True):
+                text = row[index].strip()
+                if text.lower() == "nan":  # pandas writes an empty cell so
+                    text = ""
+                if column in FLAGS:
+                    text = word_of_flag(column, cells.header[index], text)
+                if text:
+                    row_words.append(text)
+    return words
 
 
 def _read_states(
@@ -307,8 +375,8 @@ def _read_states(
         ended = [read_state(word) for word in every]
         has_final_loss = all(state in (State.COMPLETE, State.FAILED) for state, _ in ended)
         if has_final_loss:
-            spoilt = [texts[name][place] for name in losses]
-            every += [text for text in spoilt if re.search(PATTERNS["failed"], text)]
+            spoilt = [word_of_loss(name, texts[name][place]) for name in losses]
+            every += [word for word in spoilt if word]
         outcomes.append(worst_outcome([read_state(word) for word in every]))
         statuses.append(" ".join(dict.fromkeys(every)))
     rows["status"] = statuses
@@ -323,70 +391,99 @@ def _read_states(
 
 
 def _read_batch_sizes(
-    rows: pd.DataFrame, headers: Mapping[str, Header], texts: Mapping[str, list[str]]
+    rows: pd.DataFrame,
+    cells: TextTable,
+    columns: Columns,
+    texts: Mapping[str, list[str]],
+    is_own: bool,
 ) -> tuple[list[float], list[str]]:
     """Return batch sizes, in sequences of a step, and why one is not known, or ""."""
-    header = headers.get("batch_size")
-    cells = texts.get("batch_size", [""] * len(rows))
-    sizes = rows["batch_size"].to_list()
-    contexts = rows["context_length"].to_list()
-    if header and is_in_tokens(header):
-        triples = zip(cells, sizes, contexts, strict=True)
-        sizes = [sequences_of(cell, header.unit, size, length) for cell, size, length in triples]
-    is_total = header is not None and header.rank == 0
-    given = {name: headers[name].title for name in PARTS if name in headers}
-    parts = rows[list(given)].to_dict("records")
-    several = [_why_several(row, headers) for row in rows[["nodes", "hardware"]].to_dict("records")]
-    known, reasons = list[float](), list[str]()
-    for cell, size, factors, other in zip(cells, sizes, parts, several, strict=True):
-        if not cell and len(given) == len(PARTS):
-            size = math.prod(factors.values())
-        reason = _why_unknown(size, cell, factors, given, is_total)
-        if other and not is_total and "microbatch_size" not in given:
-            reason = reason or f"batch size {size:g} may be that of one device, next to {other}"
-        known.append(math.nan if reason else size)
+    header = columns.chosen.get("batch_size")
+    is_total = is_own or (header is not None and header.rank == 0)
+    titles = {name: columns.chosen[name].title for name in PARTS if name in columns.chosen}
+    for name in PARTS:
+        if name in columns.unclear:
+            titles[name] = " and ".join(columns.unclear[name])
+    in_tokens = header is not None and is_in_tokens(header)
+    has_contexts = "context_length" in columns.chosen or "context_length" in columns.unclear
+    sizes, reasons = list[float](), list[str]()
+    for place, row in enumerate(cells.rows):
+        size = float(rows["batch_size"][place])
+        cell = texts["batch_size"][place] if header else ""
+        context = float(rows["context_length"][place])
+        several = "" if is_own else _find_several(row, cells, columns)
+        numbers = {name: float(rows[name][place]) for name in titles}
+        if not cell and len(numbers) == len(PARTS):
+            size = math.prod(numbers.values())
+        elif header and in_tokens and has_contexts:
+            size = sequences_of(cell, header.scale, size, context)
+        if "batch_size" in columns.unclear:
+            reason = f"{' and '.join(columns.unclear['batch_size'])} may be its batch size"
+        elif cell and in_tokens and has_contexts and math.isnan(context):
+            reason = f"its batch size {short_text(cell)} is in tokens, without a context length"
+        else:
+            reason = _why_unknown(size, cell, numbers, titles, several, is_total)
+        sizes.append(math.nan if reason else size)
         reasons.append(reason)
-    return known, reasons
+    return sizes, reasons
 
 
-def _why_several(row: Mapping[Hashable, Any], headers: Mapping[str, Header]) -> str:
+def _find_several(row: Sequence[str], cells: TextTable, columns: Columns) -> str:
     """Return the cell that says that several devices or machines took part; "" if none does."""
-    if "nodes" in headers and row["nodes"] != 1:
-        return f"{short_text(headers['nodes'].title)} {row['nodes']:g}"
-    count = re.search(PATTERNS["several"], str(row["hardware"]))
-    if count and int(count[1] or count[2]) > 1:
-        return f"{short_text(headers['hardware'].title)} {short_text(str(row['hardware']))}"
+    for index in columns.places.get("nodes", ()):
+        if row[index].strip() not in ("1", "1.0"):
+            return f"{short_text(cells.header[index])} {short_text(row[index])}".strip()
+    for index in columns.places.get("hardware", ()):
+        if says_several_devices(row[index]):
+            return f"{short_text(cells.header[index])} {short_text(row[index])}"
     return ""
 
 
 def _why_unknown(
     size: float,
     cell: str,
-    factors: Mapping[Hashable, float],
-    given: Mapping[str, str],
+    numbers: Mapping[str, float],
+    titles: Mapping[str, str],
+    several: str,
     is_total: bool,
 ) -> str:
     """Return why the batch size of a step is not known; "" if it is.
 
-    `given` has the headers of PARTS, `factors` their numbers. A batch size next to a column of
-    accumulation or devices, and none of microbatches, may be either: no product is guessed.
+    `numbers` and `titles` are those of PARTS that the table has, NaN for a number that is not
+    known; `several` says that there are other parts. Unless the header says that a batch size is
+    the whole one, it must agree with its parts, and there must be no doubt about any of them.
     """
-    is_whole = len(given) == len(PARTS)
-    product = math.prod(factors.values())
-    if not cell and given and not is_whole:
-        lacking = [name for name in PARTS if name not in given]
-        return f"{list_some([*given.values()])} without {list_some(lacking)}"
-    if not cell and not is_whole:
+    is_whole = len(numbers) == len(PARTS)
+    unread = [titles[name] for name, number in numbers.items() if math.isnan(number)]
+    factors = [number for number in numbers.values() if not math.isnan(number)]
+    product = math.prod(factors)
+    parts = list_some([f"{titles[name]} {number:g}" for name, number in numbers.items()])
+    if not cell and not numbers:
         return "without a batch size"
+    if not cell and not is_whole:
+        lacking = [name for name in PARTS if name not in numbers]
+        return f"{list_some([*titles.values()])} without {list_some(lacking)}"
+    if not cell and several:
+        return f"the product of {parts} may be that of a part, next to {several}"
+    if not cell and unread:
+        return f"its {list_some(unread)} is not known"
     if math.isnan(size):
         return f"its batch size {short_text(cell)} is not read"
     if size < 1 or size % 1:
         return f"batch size {short_text(cell)} is no positive whole number"
-    if given and "microbatch_size" not in given and not is_total and product != 1:
-        listed = list_some([f"{title} {factors[name]:g}" for name, title in given.items()])
-        return f"batch size {size:g} may be that of a microbatch or of a step, next to {listed}"
-    if is_whole and not math.isnan(product) and size != product:
-        return f"batch size {size:g} is not {' × '.join(f'{n:g}' for n in factors.values())}"
+    factor_text = " × ".join(f"{number:g}" for number in factors)
+    if not several and size % product:
+        return f"batch size {size:g} is no multiple of {factor_text}"
+    if not several and is_whole and not unread and size != product:
+        return f"batch size {size:g} is not {factor_text}"
+    if is_total:
+        return ""
+    if several:
+        return f"batch size {size:g} may be that of one device, next to {several}"
+    if unread:
+        return f"batch size {size:g} may be that of a part, and {list_some(unread)} is not known"
+    if "microbatch_size" not in numbers and product != 1:
+        return f"batch size {size:g} may be that of a microbatch or of a step, next to {parts}"
     return ""
 
 

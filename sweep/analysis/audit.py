@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from sweep.analysis.any_table import Table, read_tables
-from sweep.analysis.cells import short_text
 from sweep.analysis.checks import FAIL, Check, check_rows
 from sweep.analysis.results import judge_trials
 from sweep.analysis.rules import prepare
@@ -24,7 +23,7 @@ def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
     for table in tables:
         prefix = f"{table.name}: " if len(tables) > 1 else ""
         notes += [prefix + note for note in table.notes]
-        for label, checks in _checks_of(table, rate):
+        for label, checks in _checks_of(table, rate) if len(table.rows) else ():
             start = f"{prefix}{label}: " if label else prefix
             for check in checks:
                 if check.missing_columns:
@@ -41,7 +40,10 @@ def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
         "findings": findings,
         "not_checked": not_checked,
         "notes": notes,
-        "tables": [{"name": table.name, "rows": table.counts} for table in tables],
+        "tables": [
+            {"name": table.name, "rows": table.counts, "left_out": list(table.left_out)}
+            for table in tables
+        ],
     }
 
 
@@ -52,16 +54,12 @@ def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Che
         for policy in policies:
             yield policy.label if len(policies) > 1 else "", policy.checks
         return
-    rows = table.rows
-    if rate is not None and rows["learning_rate"].isna().all():
-        rows = rows.assign(learning_rate=rate)
-    factors = table.factors
-    parts = rows.groupby(factors, sort=False) if factors else [((), rows)]
-    for values, part in parts:
-        pairs = zip(factors, values, strict=True)
-        label = ", ".join(short_text(f"{table.titles[name]} {value}") for name, value in pairs)
+    has_no_rate = table.rows["learning_rate"].isna().all()
+    for label, part in table.parts():
         # These columns are judged in a trials.csv only.
-        part = part.drop(columns=["policy", "cause"])
+        rows = part.drop(columns=["policy", "cause"])
         if "epochs" not in table.titles:
-            part = part.drop(columns="epochs")
-        yield label, check_rows(prepare(part, is_own=False))
+            rows = rows.drop(columns="epochs")
+        if rate is not None and has_no_rate:
+            rows = rows.assign(learning_rate=rate)
+        yield label, check_rows(prepare(rows, is_own=False))

@@ -24,32 +24,41 @@ HEADERS: dict[str, list[str]] = {
     column: [pattern.format(**_TOML["words"]) for pattern in patterns]
     for column, patterns in _TOML["headers"].items()
 }
-# Columns of trials.csv whose names differ here.
+# Columns of trials.csv whose names differ here. Only a table that `sweep report` wrote has them:
+# elsewhere `tokens` is a header as any other.
 OWN_NAMES = {
     "adam_beta2": "beta2",
     "token_budget": "tokens",
     "context_length": "tokens_per_sequence",
     "status": "state",
 }
+# Columns of trials.csv that a table of other people may have too.
+SHARED_NAMES = {*TRIAL_COLUMNS} - {*HEADERS, *OWN_NAMES.values(), "parameters", "device"}
 # A table with all of these was written by `sweep report`; its counts are exact.
 OWN_COLUMNS = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
 # The batch size is the product of these.
 PARTS = ("microbatch_size", "gradient_accumulation_steps", "devices")
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 COUNTS = (
-    *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices", "nodes"),
+    *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices"),
     *("steps", "context_length", "token_budget", "warmup_steps", "seeds"),
 )
 # Rows that differ in one of these are not compared.
 FACTORS = ("model", "model_size", "dataset", "schedule", "policy", "optimizer")
 FLAGS = ("failure", "success")  # columns whose cells are true or false
-STATES = ("status", *FLAGS)  # all columns that match one of these are read
-TEXTS = (*FLAGS, *FACTORS, "status", "seed", "stage", "hardware")
+STATES = ("status", *FLAGS)
+SEVERAL = ("nodes", "hardware")  # columns that may say that several devices shared a batch
+READ_ALL = (*STATES, *SEVERAL)  # of these, each column that matches is read
+TEXTS = (*READ_ALL, *FACTORS, "seed", "stage")
 # Rows that agree in all of these are repetitions of one training.
 SETTINGS = (
     *("stage", *FACTORS, "batch_size", "learning_rate", "context_length"),
     *("token_budget", "steps", "epochs", "weight_decay", "adam_beta2"),
 )
+SCALED = ("batch_size", "steps", "token_budget")  # a unit may begin with k, M, G or B
+SCALES = "kKMGB"
+HARMLESS = r"_./:,#`?|\\↓↑⬇⬆▼▲\ufe0f"  # characters of headers that change no meaning
+ZERO_IS_VALID = ("weight_decay", "warmup_steps", "adam_beta2")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # keys: first letters of units
 MOST_CELL_CHARACTERS = 60  # shown of a cell or a header
 
@@ -58,9 +67,19 @@ class Header(NamedTuple):
     """One header that was understood."""
 
     title: str
-    unit: str  # text in parentheses; "" if there is none, or if it is a part of the words
-    rank: int  # index of the expression that matches; -1: it is the name of a column of trials.csv
+    rank: int = -1  # index of the expression that matches; -1: a name whose numbers are plain
     words: str = ""  # plain words that match the expression
+    unit: str = ""  # in parentheses; "" if there is none, or if the text is a part of the words
+    scale: str = ""  # k, K, M, G or B before the unit
+
+
+class Columns(NamedTuple):
+    """The headers of a table by the column that they name."""
+
+    chosen: dict[str, Header]  # the header that is read
+    places: dict[str, list[int]]  # of all headers that match, for the columns of READ_ALL
+    ambiguous: dict[str, str]  # why headers are not read, by header
+    unclear: dict[str, list[str]]  # headers of a column that has several, none of which is read
 
 
 def short_text(text: str) -> str:
@@ -68,66 +87,117 @@ def short_text(text: str) -> str:
     return cut(printable(" ".join(text.split())), MOST_CELL_CHARACTERS)
 
 
-def read_headers(cells: TextTable) -> tuple[dict[str, Header], dict[str, str]]:
-    """Return the header of each column that is read, and why other headers are ambiguous."""
+def is_own_table(cells: TextTable) -> bool:
+    """Return True if `sweep report` wrote a table."""
+    return {*cells.header} >= OWN_COLUMNS
+
+
+def read_headers(cells: TextTable, metric: str = "") -> Columns:
+    """Return the header of each column that is read, and why other headers are ambiguous.
+
+    The header of `metric` is read by its own name and is no flag: error may be a metric.
+    """
+    is_own = is_own_table(cells)
+    by_name = find_metric(cells, metric)
+    names = {header.title for header in by_name.values()}
+    columns = Columns({}, {}, {}, {})
     matches: dict[str, list[tuple[int, Header]]] = {}
     for index, title in enumerate(cells.header):
-        if match := match_header(title):
-            column, header = match
+        match = match_header(title, is_own)
+        if match is None or (match[0] in FLAGS and title in names):
+            continue
+        column, header = match
+        quantity = _find_quantity(cells, index) if column in FLAGS else ""
+        if quantity:
+            columns.ambiguous[title] = f"it has numbers, such as {short_text(quantity)}"
+        else:
             matches.setdefault(column, []).append((index, header))
-    chosen: dict[str, Header] = {}
-    ambiguous: dict[str, str] = {}
     for column, candidates in matches.items():
-        if column in STATES:  # the first one; `_words_of_states` reads all
-            chosen[column] = candidates[0][1]
+        if column in READ_ALL:
+            columns.chosen[column] = candidates[0][1]
+            columns.places[column] = [index for index, _ in candidates]
             continue
         best = min(header.rank for _, header in candidates)
         equal = [(index, header) for index, header in candidates if header.rank == best]
         texts = {tuple(row[index] for row in cells.rows) for index, _ in equal}
         if len(texts) == 1:
-            chosen[column] = equal[0][1]
-        else:
-            reason = f"one of {len(equal)} that could be {column}"
-            ambiguous |= {header.title: reason for _, header in equal}
-    valid = chosen.get("final_valid_loss")
-    if valid and valid.words == "loss" and "final_train_loss" in chosen:
-        ambiguous[valid.title] = "a loss of training or validation"
-        del chosen["final_valid_loss"]
-    return chosen, ambiguous
+            columns.chosen[column] = equal[0][1]
+            continue
+        columns.unclear[column] = [header.title for _, header in equal]
+        reason = f"one of {len(equal)} that could be {column}"
+        columns.ambiguous.update(dict.fromkeys(columns.unclear[column], reason))
+    _refuse_loss_of_unknown_data(columns)
+    if metric not in HEADERS:
+        columns.chosen.update(by_name)
+    return columns
 
 
-def match_header(title: str) -> tuple[str, Header] | None:
-    """Return the column that a header names; None if it is none, or has a part that is unknown."""
+def _find_quantity(cells: TextTable, index: int) -> str:
+    """Return a cell that is a fraction or a percentage, which no flag has; "" if there is none."""
+    texts = (row[index].strip() for row in cells.rows)
+    return next((text for text in texts if re.fullmatch(PATTERNS["quantity"], text)), "")
+
+
+def _refuse_loss_of_unknown_data(columns: Columns) -> None:
+    """Read no loss that does not say of which data it is, next to a training loss."""
+    valid = columns.chosen.get("final_valid_loss")
+    if valid is None or re.fullmatch(HEADERS["final_valid_loss"][1], valid.words) is None:
+        return
+    if "final_train_loss" in columns.chosen or "final_train_loss" in columns.unclear:
+        columns.ambiguous[valid.title] = "a loss of training or validation"
+        del columns.chosen["final_valid_loss"]
+
+
+def match_header(title: str, is_own: bool = False) -> tuple[str, Header] | None:
+    """Return the column that a header names; None if it is none, or has a part that is unknown.
+
+    `is_own` tells that `sweep report` wrote the table, whose headers mean what they mean there.
+    """
     if title.startswith("_"):  # W&B's counters: _step counts log calls
         return None
-    own = {name: column for column, name in OWN_NAMES.items()}
-    if title in own:
-        return own[title], Header(title, "", -1)
-    if title in TRIAL_COLUMNS and title not in HEADERS:
-        return title, Header(title, "", -1)
+    if title in (TRIAL_COLUMNS if is_own else SHARED_NAMES):
+        foreign_names = {name: column for column, name in OWN_NAMES.items()}
+        return foreign_names.get(title, title), Header(title)
     words, inside = words_of_header(re.sub(r"\.\d+$", "", title))  # pandas numbers equal headers
     for column, patterns in HEADERS.items():
-        texts = [words] if not inside else []
-        unit = ""
-        if inside and re.fullmatch(UNITS.get(column, ""), inside, re.IGNORECASE):
-            texts, unit = [words], inside
-        elif inside:
+        texts = [words]
+        unit_and_scale = _read_unit(column, inside)
+        if unit_and_scale is None:
             extra = words_of_header(inside)[0]
             texts = [f"{extra} {words}", f"{words} {extra}"]
         for rank, pattern in enumerate(patterns):
             matched = [text for text in texts if re.fullmatch(pattern, text)]
             if matched:
-                return column, Header(title, unit, rank, matched[0])
+                return column, Header(title, rank, matched[0], *(unit_and_scale or ()))
     return None
 
 
 def words_of_header(title: str) -> tuple[str, str]:
-    """Return a header in plain lower-case words, and the text in its parentheses."""
-    plain = title.replace("β", "beta").replace("η", "eta").replace("λ", "lambda")
+    """Return a header in plain lower-case words, and the text in its parentheses.
+
+    A character that may change the meaning, as in `ΔLoss`, `% Steps` or `- loss`, stays in the
+    words, which no expression matches then.
+    """
+    plain = _without_emphasis(title)
+    for letter, name in (("β", "beta"), ("η", "eta"), ("λ", "lambda")):
+        plain = plain.replace(letter, name)
     inside = " ".join(re.findall(r"[(\[{]([^)\]}]*)[)\]}]?", plain))
     outside = re.sub(r"[(\[{][^)\]}]*[)\]}]?", " ", plain)
-    words = re.sub(r"[^a-z0-9]+", " ", outside.lower()).strip()
+    joined = re.sub(r"(?<=[^\W_])-(?=[^\W_])", " ", outside.lower())
+    words = re.sub(rf"[\s{HARMLESS}]+", " ", joined).strip()
     return words, inside.strip(" *_`↓↑")
+
+
+def _read_unit(column: str, inside: str) -> tuple[str, str] | None:
+    """Return unit and scale in the parentheses of a header; None if they have something else."""
+    if not inside:
+        return "", ""
+    known = UNITS.get(column, "(?!)")
+    if re.fullmatch(known, inside, re.IGNORECASE):
+        return inside, ""
+    scale, unit = inside[0], inside[1:].strip()
+    is_unit = not unit or re.fullmatch(known, unit, re.IGNORECASE)
+    return (unit, scale) if column in SCALED and scale in SCALES and is_unit else None
 
 
 def find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
@@ -136,7 +206,7 @@ def find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
     if not titles:
         words = words_of_header(metric)
         titles = [title for title in cells.header if words_of_header(title) == words]
-    return {metric: Header(titles[0], "", -1)} if len(titles) == 1 else {}
+    return {metric: Header(titles[0])} if len(titles) == 1 else {}
 
 
 def is_text(column: str) -> bool:
@@ -146,56 +216,101 @@ def is_text(column: str) -> bool:
 
 
 def is_in_tokens(header: Header) -> bool:
-    return re.search(r"\btok", header.title.lower().replace("_", " ")) is not None
+    return re.search(r"\btok", f"{header.words} {header.unit.lower()}") is not None
 
 
 def read_number(column: str, header: Header, text: str) -> float:
     """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
-    if header.rank < 0 and column not in HEADERS:
-        return _plain_number(text)
-    plain = _without_emphasis(text)
-    is_loss = column in LOSSES or column not in HEADERS  # a metric may have any sign
-    if header.title == column and is_loss:  # as written by a program, and as small as it may be
+    if header.rank < 0:
+        number = _plain_number(text)
+        return math.nan if column in LOSSES and math.isinf(number) else number
+    plain = _plain_text(text)
+    if header.title == column and column in LOSSES:  # written by a program, however small
         number = _plain_number(plain)
         return number if math.isfinite(number) else math.nan
-    if column == "batch_size" and (match := re.search(PATTERNS["total"], plain)):
-        return float(match[1].replace(",", ""))
+    if column == "batch_size" and (whole := _whole_batch(plain)) is not None:
+        return whole
     if column == "hours" and re.fullmatch(PATTERNS["duration"], plain):
         parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{PATTERNS['unit']}", plain)
         return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
-    has_scale = re.match(r"[kKMGB](?![A-Za-z])", header.unit)
-    if column in COUNTS and not has_scale and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
+    if column in COUNTS and not header.scale and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
         return math.nan  # 640.000 may be 640,000
     if column == "clipped_step_fraction":
         return _share(header, plain)
     match = re.fullmatch(PATTERNS["number"], plain)
-    if match is None or ("," in match[1] and column not in (*COUNTS, "hours")):
-        return math.nan  # a loss of 1,389 could be 1.389
+    if match is None:
+        return math.nan
     digits, suffix, unit, remark = match.groups()
     if not _is_harmless(column, remark or "") or not _is_unit(column, unit):
         return math.nan
-    if suffix and column == "batch_size" and not is_in_tokens(header):
-        return math.nan  # 1.3B may be parameters, 32k tokens
-    scale: float = SUFFIXES.get(suffix or "", 1)
+    if (suffix or header.scale) and not _may_have_scale(column, header):
+        return math.nan
+    scale: float = SUFFIXES.get(suffix or header.scale, 1)
     if column == "hours":
-        words = [unit, header.unit, *words_of_header(header.title)[0].split()]
-        words_of_unit = (word.lower() for word in words)
-        units = [word for word in words_of_unit if re.fullmatch(PATTERNS["unit"], word)]
-        scale = UNIT_HOURS[units[0][0]] if units else math.nan
-    elif not suffix and has_scale:
-        scale = SUFFIXES.get(header.unit[:1], 1)
+        scale = _hours_of_unit(unit, header)
+    may_have_comma = column in COUNTS or scale == UNIT_HOURS["s"]
+    if "," in digits and (not may_have_comma or suffix or header.scale):
+        return math.nan  # a loss of 1,389 may be 1.389, and 1,311 B tokens 1.311 B
     value = float(digits.replace(",", "")) * scale
     if column in COUNTS and not is_in_tokens(header) and round(value, 6) % 1:
         return math.nan
     if value == 0:
-        return value if column == "weight_decay" or is_loss else math.nan
-    is_possible = value > 0 or is_loss
+        return value if column in (*ZERO_IS_VALID, *LOSSES) else math.nan
+    is_possible = value > 0 or column in LOSSES
     return value if is_possible and 1e-18 <= abs(value) <= 1e18 else math.nan
 
 
+def _may_have_scale(column: str, header: Header) -> bool:
+    """Return True if a k or an M after the number, or in the header, has one meaning.
+
+    A context of 4k may be 4,000 or 4,096 tokens, and a batch size of 1.3B may be parameters.
+    """
+    if column == "batch_size":
+        return is_in_tokens(header)
+    return column in COUNTS and column != "context_length"
+
+
+def _hours_of_unit(unit: str, header: Header) -> float:
+    """Return the hours of the unit in a cell, else in its header; NaN if there is none."""
+    words = (word.lower() for word in [unit, header.unit, *header.words.split()])
+    units = [word for word in words if re.fullmatch(PATTERNS["unit"], word)]
+    return UNIT_HOURS[units[0][0]] if units else math.nan
+
+
+def _whole_batch(text: str) -> float | None:
+    """Read `8 (effective 64)` and `4 x 8 = 32`; NaN if the numbers disagree, None if it is neither.
+
+    A remark such as `8 (n=5)` is not understood, so that such a cell is not read at all.
+    """
+    if len(text) > MOST_CELL_CHARACTERS:
+        return None
+    if match := re.fullmatch(PATTERNS["total"], text):
+        part, whole = int(match[1]), int(match[2].replace(",", ""))
+        return float(whole) if part and whole % part == 0 else math.nan
+    if match := re.fullmatch(PATTERNS["product"], text):
+        factors, whole = map(int, re.findall(r"\d+", match[1])), int(match[2].replace(",", ""))
+        return float(whole) if math.prod(factors) == whole else math.nan
+    return None
+
+
+def may_be_decimal_comma(text: str) -> bool:
+    """Return True if a comma in a cell separates decimals: `0,70`."""
+    return re.fullmatch(PATTERNS["decimal_comma"], text) is not None
+
+
+def says_several_devices(text: str) -> bool:
+    """Return True for `8`, `8 A100` or `A100 x8`, or if a number may be one of devices."""
+    return re.search(PATTERNS["several"], text) is not None
+
+
 def _without_emphasis(text: str) -> str:
-    """Return a cell without Markdown's emphasis around its words, `~`, and `_` between digits."""
-    plain = re.sub(r"(?<!\w)(\*\*|\*|__|_|`)(?=\S)(.+?)(?<=\S)\1(?!\w)", r"\2", text.strip())
+    """Return a text without Markdown's emphasis around its words."""
+    return re.sub(r"(?<!\w)(\*\*|\*|__|_|`)(?=\S)(.+?)(?<=\S)\1(?!\w)", r"\2", text.strip())
+
+
+def _plain_text(text: str) -> str:
+    """Return a cell without emphasis, `~` at its start, and `_` between digits."""
+    plain = _without_emphasis(text)
     plain = re.sub(r"(?<=\d)_(?=\d{3}(?!\d))", "", plain)
     return re.sub(r"^[~≈]\s*(?!~)", "", plain).replace("−", "-").strip()
 
@@ -232,16 +347,13 @@ def _plain_number(text: str) -> float:
         return math.nan
 
 
-def sequences_of(text: str, unit: str, tokens: float, context: float) -> float:
+def sequences_of(text: str, header_scale: str, tokens: float, context: float) -> float:
     """Return a batch size in tokens in sequences; NaN if it is not a whole number of them.
 
-    A k is 1,000 or 1,024: whichever gives a whole number, or a power of two if both do. Without a
-    context length the number stays one of tokens.
+    A k is 1,000 or 1,024: whichever gives a whole number, or a power of two if both do.
     """
-    if math.isnan(context):
-        return tokens
     match = re.search(r"\d\s*([kKMGB])(?![A-Za-z])", text)
-    suffix = match[1] if match else unit[:1]
+    suffix = match[1] if match else header_scale
     power = {"K": 1, "M": 2, "G": 3, "B": 3}.get(suffix.upper(), 0)
     sizes = {round(tokens / context, 6), round(tokens * 1.024**power / context, 6)}
     whole = [size for size in sizes if size >= 1 and size % 1 == 0]
@@ -251,12 +363,25 @@ def sequences_of(text: str, unit: str, tokens: float, context: float) -> float:
 
 
 def word_of_flag(column: str, title: str, text: str) -> str:
-    """Return the word of success or failure that a cell of true or false means."""
+    """Return the word of success or failure that a cell of true or false means.
+
+    An empty cell among those of success is not a success.
+    """
     if re.fullmatch(PATTERNS["true"], text):
         return "finished" if column == "success" else f"failed ({title})"
     if re.fullmatch(PATTERNS["false"], text):
-        return "" if column == "failure" or not text else f"not {title}"
+        return "" if column == "failure" else f"not {title}"
     return text
+
+
+def word_of_loss(column: str, text: str) -> str:
+    """Return a word of failure in place of a loss; "" if it is a loss or empty.
+
+    NaN is a failure, but may be a missing value and shows no divergence. Infinity is where a best
+    loss starts.
+    """
+    is_start = column == "best_valid_loss" and re.fullmatch(r"(?i)\+?inf(inity)?", text)
+    return text if re.search(PATTERNS["failed"], text) and not is_start else ""
 
 
 def read_state(text: str) -> tuple[str, str]:

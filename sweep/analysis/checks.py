@@ -27,7 +27,12 @@ CURVE_CHECKS, COMMAND_CHECKS = (
 MISSING_CURVES = ("metrics.jsonl",)  # "columns" that no table of trials has
 CROSSING_CHECKS = ("target_not_reached", "crossing_too_early", "crossing_unresolved")
 MOST_INTERPOLATION_ERROR = 0.01  # relative error of the tokens to a target
-DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
+DERIVED_FROM = {
+    "true_steps": "steps",
+    "trained_tokens": "token_budget",
+    "outcome": "final_valid_loss",
+    "loss": "final_valid_loss",
+}
 
 
 @dataclass(frozen=True)

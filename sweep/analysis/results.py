@@ -14,7 +14,7 @@ import pandas as pd
 from sweep.analysis import checks, frames
 from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, describe, join
 from sweep.analysis.any_table import Table, read_one_table
-from sweep.analysis.cells import short_text
+from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.checks import Check
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.next_step import Judged, NextStep, next_step
@@ -208,15 +208,26 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
     units = trials["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
     compared = Objective(metric, direction, unit, tolerance or LOSS.tolerance)
+    is_loss = table.titles[metric] in {table.titles.get(name) for name in LOSSES}
     if metric == LOSS.name and trials["target"].notna().any():
         compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
     else:
         trials = trials.assign(final_valid_loss=compared.sign * trials[metric], target=math.nan)
     result = leading(judge_trials(trials.reindex(columns=list(frames.TRIAL_COLUMNS)), compared))
     made = result.answer if result else None
-    if made and unit not in ("", "nats") and tolerance is None and not table.is_own:
-        reason = f"The tolerance of {compared.tolerance:g} is not known to suit the unit {unit}."
-        made = replace(made, provisional=True, reasons=[*made.reasons, reason])
+    if made is None:
+        return None
+    size = f"The tolerance of {compared.tolerance:g}"
+    if not is_loss:
+        made = replace(made, scope=f"{made.scope} {size} is in the unit of {short_text(metric)}.")
+    reason = ""
+    if not is_loss and tolerance is None:
+        reason = f"{size} is in the unit of {short_text(metric)}, and not known to suit it."
+    elif unit not in ("", "nats") and tolerance is None and not table.is_own:
+        reason = f"{size} is not known to suit the unit {unit}."
+    if reason:
+        reasons = [*made.reasons, f"{reason} Choose it with --tolerance."]
+        made = replace(made, provisional=True, reasons=reasons)
     return made
 
 
@@ -272,9 +283,12 @@ def _trials_of(table: Table) -> pd.DataFrame:
     for rule, is_met in rules.items():
         is_broken = pd.Series(~np.asarray(is_met, dtype=bool), trials.index)
         if is_broken.any():
-            value = trials.loc[is_broken, rule.partition(" ")[0]].iloc[0]
+            name = rule.partition(" ")[0]
+            cells = table.rows["status"] if name == "state" else trials[name]
+            cell = cells[is_broken].iloc[0]
+            got = "an empty cell" if cell in (None, "") else short_text(str(cell))
             where = f"{table.unit} {is_broken.idxmax()}"
-            raise SweepError(f"{rule}, got {short_text(str(value))} in {where}. Correct it.")
+            raise SweepError(f"{rule}, got {got} in {where}. Correct it.")
     if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)

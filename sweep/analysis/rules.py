@@ -21,6 +21,7 @@ from sweep.errors import cut
 from sweep.plan.policies import LEAST_SEEDS
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
+STEPS_TOLERANCE = 0.05  # share of steps that people round, and of the tokens that follow from them
 MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
@@ -78,8 +79,10 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
     rows["loss"] = next((rows[n] for n in LOSSES if n in rows and rows[n].notna().any()), math.nan)
     tokens_per_step = rows["batch_size"] * rows["context_length"]
     rows["true_steps"] = (rows["token_budget"] / tokens_per_step).fillna(rows["steps"])
+    rows["trained_tokens"] = rows["token_budget"].fillna(rows["steps"] * _tokens_per_step(rows))
     has_loss = bool(rows["loss"].notna().any())
-    rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
+    has_outcome = has_loss or (rows["status"] != "").any() or rows["is_failed"].any()
+    rows["outcome"] = 1.0 if has_outcome else math.nan
     rows["is_failed"] |= has_loss & rows["loss"].isna()
     ended_early = ("token_budget", "steps", "epochs") if is_own else ()
     settings = [name for name in SETTINGS if name in rows and name not in ended_early]
@@ -169,39 +172,66 @@ def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     return table.wrong_steps["batch_size"], text
 
 
-def _has_common_value(cells: pd.DataFrame, values: pd.Series) -> bool:
-    """Return True if some value occurs at every batch size, within 5 %."""
-    sizes = cells["batch_size"].nunique()
-    for value in values.dropna().unique():
-        is_equal = values.between(value, 1.05 * value)
-        if cells["batch_size"][is_equal].nunique() == sizes:
-            return True
-    return False
+def _tokens_per_step(rows: pd.DataFrame) -> pd.Series:
+    """Return the tokens of a step; in sequences if no row has a context length."""
+    contexts = rows["context_length"].astype(float)
+    tokens: pd.Series = rows["batch_size"] * (1.0 if contexts.isna().all() else contexts)
+    return tokens
 
 
-def _has_equal_steps_only(table: TrialTable) -> bool:
+def _sizes_at_equal_steps(table: TrialTable) -> list[float]:
+    """Return the batch sizes that have the steps of another one, but in no case its tokens.
+
+    Steps are equal within 5 %, and tokens within 5 % and one step.
+    """
+    if table.log_formula:
+        return []
     cells = table.cells.dropna(subset="steps")
-    if cells["batch_size"].nunique() < 2 or table.log_formula:
-        return False
-    tokens = cells["steps"] * cells["batch_size"] * cells["context_length"].fillna(1)
-    return _has_common_value(cells, cells["steps"]) and not _has_common_value(cells, tokens)
+    tokens_per_step = _tokens_per_step(cells).to_numpy(float)
+    sizes, steps = cells["batch_size"].to_numpy(), cells["steps"].to_numpy(float)
+    low = (steps - 1) * tokens_per_step
+    high = (steps + 1) * tokens_per_step * (1 + STEPS_TOLERANCE)
+    blamed = []
+    for size in np.unique(sizes):
+        with_equal_steps, with_equal_tokens = set[float](), {float(size)}
+        for cell in np.flatnonzero(sizes == size):
+            ratio = steps / steps[cell]
+            is_equal = (ratio <= 1 + STEPS_TOLERANCE) & (ratio >= 1 / (1 + STEPS_TOLERANCE))
+            with_equal_steps.update(sizes[is_equal].tolist())
+            is_equal = (low <= high[cell]) & (low[cell] <= high)
+            with_equal_tokens.update(sizes[is_equal].tolist())
+        if with_equal_steps - with_equal_tokens:
+            blamed.append(float(size))
+    return blamed
 
 
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if cells.empty:
         return None
-    is_off = _has_equal_steps_only(table)
+    blamed = _sizes_at_equal_steps(table)
     text = f"Steps: {_range(cells, cells['steps'], ',.0f')}."
-    if is_off:
-        text += " Some number of steps is that of every batch size, and no number of tokens is."
-    return cells["batch_size"] if is_off else (), text
+    if blamed:
+        listed = ", ".join(f"{size:g}" for size in blamed)
+        text += f" Of the batch sizes {listed}, some have equal steps, and not the same tokens."
+    return blamed, text
 
 
 def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if _has_equal_steps_only(table):
+    """Compare the tokens of the best cells; those that follow from steps may be one step off."""
+    blamed = sorted({*cells["batch_size"]} - {*_sizes_at_equal_steps(table)})
+    if not blamed:
         return None
-    most = 1 if table.is_own else 1 + TOKENS_TOLERANCE
-    return _compare(cells, cells["token_budget"], most, "Training tokens", ",.0f")
+    tokens, is_given = cells["trained_tokens"], cells["token_budget"].notna()
+    step = _tokens_per_step(cells).mask(is_given, 0.0)
+    most = 1 + TOKENS_TOLERANCE
+    if not is_given.all():
+        most = 1 + STEPS_TOLERANCE
+    elif table.is_own:
+        most = 1.0
+    is_off = float((tokens - step).max()) > most * float((tokens + step).min())
+    unit = "tokens" if is_given.any() or cells["context_length"].notna().any() else "sequences"
+    source = "" if is_given.all() else ", by the steps"
+    return blamed if is_off else (), (f"Training {unit}{source}: {_range(cells, tokens, ',.0f')}.")
 
 
 def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -437,8 +467,10 @@ def read_execution(text: str | None) -> dict[str, Any] | None:
 
 def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == "COMPLETE")]
-    names = ("device", "torch_version", "git_commit", "devices")
-    values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in names}
+    names = ("device", "hardware", "torch_version", "git_commit", "devices")
+    values: dict[str, set[str]] = {
+        name: set(done[name].dropna().map(str)) - {""} for name in names if name in done
+    }
     follow_from_microbatch = ("microbatch", "generation_batch_size", "evaluation_batch_size")
     executions = [read_execution(text) or {} for text in set(done["execution"])]
     for name in sorted({name for execution in executions for name in execution}):

@@ -13,6 +13,9 @@ from sweep.analysis.frames import refuse_large
 from sweep.errors import SweepError, reason_of
 from sweep.trial.files import refuse_links
 
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
+SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of a zip file, and of old Excel files
+
 
 class TextTable(NamedTuple):
     """The cells of one table, as text."""
@@ -23,6 +26,7 @@ class TextTable(NamedTuple):
     numbers: list[int]  # place of each row in its file
     unit: str = "line"  # what the numbers count
     left_out: tuple[str, ...] = ()  # rows with another number of cells than the header
+    has_semicolons: bool = False  # between its cells, as where a comma separates decimals
 
 
 def find_file(path: Path) -> Path:
@@ -54,6 +58,9 @@ def _decode(path: Path) -> str:
         raise SweepError(
             f"{path} must be readable ({error.strerror}). Give another path."
         ) from None
+    if path.suffix.lower() in SPREADSHEETS or data.startswith(SPREADSHEET_STARTS):
+        problem = "must be CSV or Markdown in UTF-8, and is a spreadsheet"
+        raise SweepError(f"{path} {problem}. Export its sheet as CSV.")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:200]:
         remedy = "Convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW."
         raise SweepError(
@@ -93,7 +100,13 @@ def _csv_table(path: Path, text: str) -> TextTable:
         raise SweepError(f"{path} {problem}. Correct that line.") from None
     if not header:
         raise SweepError(f"{path} must be CSV with a header and rows, and is empty.")
-    return TextTable("the table", [title.strip() for title in header], rows, numbers)
+    return TextTable(
+        name="the table",
+        header=[title.strip() for title in header],
+        rows=rows,
+        numbers=numbers,
+        has_semicolons=delimiter == ";",
+    )
 
 
 def _markdown_tables(lines: list[str]) -> Iterator[TextTable]:

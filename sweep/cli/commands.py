@@ -450,7 +450,11 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     LOG.info("Reading the table")
     from sweep.analysis.audit import audit as audit_tables
 
-    print_document(audit_tables(table, lr), json)
+    document = audit_tables(table, lr)
+    if not json:  # the notes have the first of them
+        for part in document["tables"]:
+            del part["left_out"]
+    print_document(document, json)
 
 
 @click.command()

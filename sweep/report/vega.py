@@ -24,6 +24,7 @@ HEIGHT = 260  # height of a panel in pixels
 TOP: Spec = {"value": 5}  # positions at an edge, whatever the scale
 BOTTOM: Spec = {"value": HEIGHT - 5}
 COUNT = "~s"  # format of large tick labels: 12k
+LARGEST = 1e300  # of values in figures; the limits and ticks of larger ones could overflow
 DIGITS = 6  # significant digits of numbers in a specification
 RESERVED = re.compile(
     r"[.\[\]\\'\"]"
@@ -45,9 +46,9 @@ def channel(
         scale: linear (which begins at 0 if the least value is 0), log, or narrow: log if the
             largest value is over twice the least.
     """
-    finite = [float(value) for value in values if math.isfinite(value)] or [1.0]
-    low, high = min(finite), max(finite)
-    is_log = low > 0 and (scale == "log" or (scale == "narrow" and high > 2 * low))
+    drawn = [float(value) for value in values if abs(value) < LARGEST] or [1.0]
+    low, high = min(drawn), max(drawn)
+    is_log = low > 1 / LARGEST and (scale == "log" or (scale == "narrow" and high > 2 * low))
     if is_log:
         margin = (high / low) ** 0.04 if high > low else 1.1
         low, high = low / margin, high * margin

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 import sweep
 from sweep.analysis.any_table import read_one_table, read_table
 from sweep.analysis.audit import audit
-from sweep.analysis.cells import FACTORS, read_state
-from sweep.analysis.text_tables import TextTable
+from sweep.analysis.cells import FACTORS, match_header, read_state
+from sweep.analysis.checks import FAIL
+from sweep.analysis.results import judge_trials
+from sweep.analysis.text_tables import TextTable, cells_of, read_text_tables
 from sweep.errors import SweepError
 from sweep.trial.folder import State
+from tests.analysis.fake_sweeps import write_fake_sweep
 
 SIZES = (8, 16, 32, 64)
 
@@ -77,6 +80,34 @@ HEADERS = [
     ("Model", "model"),
     ("Data set", "dataset"),
     ("Optimiser", "optimizer"),
+    ("parameters", "model_size"),
+    ("device", "hardware"),
+    ("tokens_per_sequence", "context_length"),
+    ("**Val. Loss** ↓", "final_valid_loss"),
+    ("Loss ↑", "final_valid_loss"),
+    ("ΔLoss", None),
+    ("Val loss (Δ)", None),
+    ("σ val loss", None),
+    ("Val loss ±", None),
+    ("Val loss*", None),
+    ("- val loss", None),
+    ("1 - val loss", None),
+    ("Warmup %", None),
+    ("% Steps", None),
+    ("µSteps", None),
+    ("∝ LR", None),
+    ("B²", None),
+    ("√B", None),
+    ("min_time", None),
+    ("time_min", None),
+    ("Time (min)", "hours"),
+    ("Tokens (b)", None),
+    ("Tokens (m)", None),
+    ("Tokens (B)", "token_budget"),
+    ("Tokens (Mtokens)", "token_budget"),
+    ("Context (k)", None),
+    ("GPU(s)", "devices"),
+    ("Clip rate %", "clipped_step_fraction"),
 ]
 
 
@@ -84,6 +115,20 @@ HEADERS = [
 def test_a_header_is_read_as_a_whole_or_not_at_all(header, column):
     titles = read(["batch_size", header], [["8", "3"]]).titles
     assert [name for name, title in titles.items() if title == header] == [column] * bool(column)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["Val Loss", "Batch Size", "Steps", "Time (s)", "GPUs", "LR", "Warmup"]),
+    st.characters(min_codepoint=161, exclude_categories=["Z", "C", "M"])
+    | st.sampled_from("%+=<>~^@"),
+    st.booleans(),
+)
+def test_a_sign_in_a_header_that_is_not_known_hides_it(header, sign, is_first):
+    if sign in "↓↑⬇⬆▼▲βηλ":
+        return
+    title = f"{sign}{header}" if is_first else f"{header} {sign}"
+    assert match_header(header) and match_header(title) is None
 
 
 LOSSES = [
@@ -94,6 +139,8 @@ LOSSES = [
     (["Test loss"], "Test loss"),
     (["Loss", "Train loss"], None),
     (["val_loss", "Val Loss"], None),
+    (["Train loss", "Final loss"], None),
+    (["Final loss"], "Final loss"),
 ]
 
 
@@ -125,6 +172,34 @@ PARTS = [
     (["batch_size", "micro_batch_size", "accumulation", "devices"], ["96", "12", "4", "2"], 96),
     (["batch_size", "micro_batch_size", "accumulation", "devices"], ["99", "12", "4", "2"], None),
     (["batch_size", "effective batch size"], ["12", "480"], 480),
+    (["batch_size", "per_device_train_batch_size", "n_gpu"], ["8", "8", "4"], None),
+    (["batch_size", "per_device_train_batch_size", "n_gpu"], ["64", "8", "4"], 64),
+    (["batch_size", "micro_batch_size", "grad_accum", "gpus"], ["8", "", "4", "2"], None),
+    (["batch_size", "micro_batch_size", "grad_accum", "gpus"], ["8", "auto", "4", "2"], None),
+    (["micro_batch_size", "grad_accum", "gpus"], ["8", "", "2"], None),
+    (["batch_size", "grad_accum", "ga"], ["8", "4", "2"], None),
+    (["batch_size", "grad_accum", "ga"], ["8", "1", "1"], 8),
+    (["batch_size", "num_gpus", "world_size"], ["8", "8", "16"], None),
+    (["batch_size", "train_batch_size", "micro_batch_size", "ga", "gpus"], [*"84222"], None),
+    (["batch_size", "GPU"], ["12", "8"], None),
+    (["batch_size", "device"], ["12", "8"], None),
+    (["batch_size", "GPU", "Hardware"], ["12", "A100", "8×A100"], None),
+    (["batch_size", "GPU(s)"], ["12", "8"], None),
+    (["batch_size", "GPUs per node", "Nodes"], ["12", "8", "1"], None),
+    (["batch_size", "nodes"], ["12", ""], None),
+    (["micro_batch_size", "grad_accum", "gpus", "nodes"], ["4", "2", "8", "2"], None),
+    (["micro_batch_size", "grad_accum", "gpus", "nodes"], ["4", "2", "8", "1"], 64),
+    (["batch_size", "micro_batch_size", "grad_accum", "gpus", "nodes"], [*"84212"], None),
+    (["Micro batch", "Grad acc", "GPUs", "TP", "PP"], ["4", "8", "64", "8", "1"], None),
+    (["Micro batch", "Grad acc", "GPUs", "TP", "PP"], ["4", "8", "64", "1", "2"], None),
+    (["Micro batch", "Grad acc", "GPUs", "TP", "PP"], ["4", "8", "64", "1", "1"], 2048),
+    (
+        ["Global batch size", "Micro batch", "Grad acc", "GPUs", "TP"],
+        ["256", *"48", "64", "8"],
+        256,
+    ),
+    (["Global batch size", "GPUs"], ["256", ""], 256),
+    (["Global batch size", "GPUs"], ["256", "96"], None),
 ]
 
 
@@ -149,6 +224,16 @@ CELLS = [
     ("0", None),
     ("1,024", 1024),
     ("auto", None),
+    ("4 x 8 = 32", 32),
+    ("4 × 8 × 2 GPUs = 64", 64),
+    ("4 x 8 = 64", None),
+    ("8 (global batch size: 64)", 64),
+    ("64 (effective 8)", None),
+    *((f"8 ({remark})", None) for remark in ("lr=3e-4", "n=5", "GA=4", "seq=1024", "=1M tokens")),
+    *(
+        (f"8 ({remark})", None)
+        for remark in ("total 2 GPUs", "effective 64k tokens", "x2 seeds = 16")
+    ),
 ]
 
 
@@ -200,6 +285,12 @@ STATES = [
     (["State", "finished"], ["finished", "no"]),
     (["status", "OOM"], ["ok", "1"]),
     (["status", "diverged"], ["ok", "maybe"]),
+    (["status", "Preempted"], ["ok", "True"]),
+    (["Early stopped"], ["True"]),
+    (["was_interrupted", "timed out"], ["no", "yes"]),
+    (["Converged"], [""]),
+    (["Converged"], ["nan"]),
+    (["Success"], ["-"]),
 ]
 
 
@@ -220,6 +311,12 @@ NOT_NUMBERS = [
     ("Time (h)", ["3 months", "2 h (per epoch)", "2 epochs"]),
     ("vram", ["12000 MiB", "24 GB"]),
     ("final_valid_loss", ["1." + "2" * 50 + "e-3"]),
+    ("Time (s)", ["9.8k", "1,5"]),
+    ("Time (h)", ["5M", "1,250"]),
+    ("val_loss", ["1.2k"]),
+    ("Context", ["4k", "0.5M"]),
+    ("Tokens (B)", ["1,311"]),
+    ("Steps", ["0"]),
 ]
 
 
@@ -257,6 +354,79 @@ def test_a_number_of_gpus_in_their_name_counts(cell, is_known):
     assert len(read(["batch_size", "Hardware"], [["8", cell]]).rows) == is_known
 
 
+ONE_DEVICE = [
+    "A100",
+    "NVIDIA H100 80GB HBM3",
+    "80GB A100",
+    "RTX 4090",
+    "1 A100",
+    "1×V100",
+    "TPU v4",
+]
+SEVERAL = ["8", "8 A100", "8 A100s", "2x A100", "A100-SXM4 x 8", "A100x8", "A100 (8)", "TPU v3-8"]
+
+
+@pytest.mark.parametrize("cell", [*ONE_DEVICE, *SEVERAL, "2 nodes", "dual-node, 2 GPUs"])
+def test_a_count_in_the_name_of_a_device_is_not_overlooked(cell):
+    assert len(read(["batch_size", "GPU"], [["8", cell]]).rows) == (cell in ONE_DEVICE)
+
+
+QUANTITIES = [("Error", "5.2"), ("Error", "12 %"), ("Success", "0.85"), ("Failure", "0.02 ± 0.01")]
+
+
+@pytest.mark.parametrize(("title", "cell"), QUANTITIES)
+def test_a_metric_with_the_name_of_a_flag_is_no_outcome(title, cell):
+    table = read(["batch_size", "val_loss", title], [["8", "1.5", cell], ["16", "1.6", "1"]])
+    assert table.counts["with_result"] == 2 and title in table.ambiguous
+
+
+def test_a_metric_may_have_the_name_of_a_flag():
+    trials = REPORTS.rename(columns={"val_loss": "error"})
+    assert sweep.answer(trials, "error")[8].mean == pytest.approx(1.5, abs=0.01)
+
+
+def test_an_empty_cell_among_ticks_is_no_success():
+    table = read(["B", "Loss", "Finished"], [["8", "1.5", "✓"], ["16", "1.4", ""]])
+    assert table.rows["is_failed"].to_list() == [False, True]
+
+
+def test_nan_is_an_empty_cell_of_a_state():
+    for word in ("nan", "NaN"):
+        table = read(["B", "Loss", "State"], [["8", "1.5", word]])
+        assert table.rows["status"].to_list() == [""] and not table.rows["has_diverged"].any()
+    with pytest.raises(SweepError, match="state must be given, got an empty cell in row 0"):
+        sweep.answer(TUNED.assign(state=["nan", *["COMPLETE"] * (len(TUNED) - 1)]))
+    with pytest.raises(SweepError, match="state must be given, got an empty cell in row 0"):
+        sweep.answer(TUNED.assign(state=[None, *["COMPLETE"] * (len(TUNED) - 1)]))
+
+
+@pytest.mark.parametrize("state", ["crashed", "failed", "killed", "preempted", "finished"])
+def test_a_missing_loss_bounds_no_rates(state):
+    is_it = (TUNED["stage"] == "tune") & (TUNED["learning_rate"] > 1.5e-3)
+    trials = TUNED.astype({"final_valid_loss": object})
+    trials.loc[is_it, "state"] = state
+    answers = []
+    for loss in ("", "NaN", "nan"):
+        trials.loc[is_it, "final_valid_loss"] = loss
+        answers.append(sweep.answer(trials))
+    assert all("best rate" in " ".join(answer.reasons) for answer in answers)
+    assert all(answer.batch_sizes == answers[0].batch_sizes for answer in answers)
+    trials.loc[is_it, "state"] = "diverged"
+    assert sweep.answer(trials).reasons == []
+
+
+def test_nan_in_any_column_of_losses_is_a_failure():
+    table = read(["B", "Val loss", "Train loss"], [["8", "1.5", "NaN"], ["16", "1.4", ""]])
+    assert table.rows["is_failed"].to_list() == [True, False]
+    assert not table.rows["has_diverged"].any()
+
+
+def test_a_best_loss_that_is_still_infinite_shows_no_divergence():
+    body = [["8", "crashed", "NaN", "Infinity"], ["16", "crashed", "inf", "1.5"]]
+    table = read(["B", "State", "Val loss", "Best val loss"], body)
+    assert table.rows["has_diverged"].to_list() == [False, True]
+
+
 def test_a_row_whose_loss_is_not_read_has_not_failed():
     body = [["8", "1.5"], ["16", "<b>1.4</b>"], ["32", "NaN"], ["64", ""]]
     table = read(["B", "Val loss"], body)
@@ -268,6 +438,24 @@ def test_two_validation_losses_are_not_chosen_between():
     assert table.rows["final_valid_loss"].isna().all() and len(table.ambiguous) == 2
     table = read(["B", "val_loss", "val_loss.1"], [["8", "1.5", "1.6"]])
     assert len(table.ambiguous) == 2
+
+
+@pytest.mark.parametrize("cells", [["2,101", "2,000"], ["2.1%", "2.0%"]])
+def test_a_training_loss_does_not_stand_in_for_a_validation_loss_that_is_not_read(cells):
+    body = [["8", cells[0], "1.5"], ["16", cells[1], "1.4"]]
+    header = ["B", "Val loss", "Train loss"]
+    table = read(header, body)
+    assert "No loss is compared, because no cell of Val loss is read." in table.notes
+    assert table.rows[["final_valid_loss", "final_train_loss"]].isna().all(axis=None)
+    table = read(header, [*body, ["32", "1.5", "1.5"]])
+    assert table.counts == {"with_result": 1, "failed": 0, "left_out": 2}
+
+
+@pytest.mark.parametrize("header", [["B", "Train loss"], ["B", "Train loss", "Final loss"]])
+def test_a_comparison_of_training_losses_is_said(header):
+    table = read(header, [["8", "1.5", "1.6"][: len(header)]])
+    assert any("training loss is compared" in note for note in table.notes)
+    assert table.rows["final_valid_loss"].isna().all()
 
 
 def test_a_table_without_a_loss_says_so():
@@ -325,11 +513,179 @@ def test_another_number_of_steps_at_one_batch_size_hides_no_equal_steps(tmp_path
     assert rows["a"] == rows["b"] == [*SIZES]
 
 
+EQUAL_STEPS = {"equal_steps_not_tokens", "tokens_differ"}
+
+
+def sizes_with(findings, codes):
+    return {size for finding in findings if finding["code"] in codes for size in finding["rows"]}
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.sampled_from([100, 500, 777, 1000, 4000]), min_size=4, max_size=4),
+    st.sampled_from([62, 125, 777, 1000, 9999]),
+    st.sampled_from(["", "256"]),
+)
+def test_a_further_batch_size_takes_back_no_finding_about_tokens(
+    tmp_path_factory, steps, added, context
+):
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    body = [[b, n, context] for b, n in zip(SIZES, steps, strict=True)]
+    before, after = (
+        audit(write(path, ["batch_size", "steps", "seq_len"], [*body, *more]))["findings"]
+        for more in ([], [[128, added, context]])
+    )
+    assert sizes_with(before, EQUAL_STEPS) <= sizes_with(after, EQUAL_STEPS)
+    equal = sizes_with(before, {"equal_steps_not_tokens"})
+    assert equal <= sizes_with(after, {"equal_steps_not_tokens"})
+
+
+@pytest.mark.parametrize(
+    ("steps", "contexts", "sizes"),
+    [
+        ([1000, 2000, 1500], [1024] * 3, [8, 16, 32]),
+        ([1000, 700, 450], [""] * 3, [8, 16, 32]),
+        ([1000, 500, 250], [1024] * 3, []),
+        ([1000, 500, 500], [1024, 1024, 512], []),
+        ([1000, 500, 250], [1024, 512, 1024], [8, 16, 32]),
+        ([7, 3, 1], [1024] * 3, []),  # a budget need not be whole steps
+    ],
+)
+def test_tokens_that_follow_from_the_steps_are_compared(tmp_path, steps, contexts, sizes):
+    rows = zip((8, 16, 32), steps, contexts, (2.0, 1.9, 2.1), strict=True)
+    header = ["batch_size", "steps", "seq_len", "val_loss"]
+    findings = audit(write(tmp_path / "t.csv", header, rows))["findings"]
+    assert sorted(sizes_with(findings, EQUAL_STEPS)) == sizes
+
+
+def test_a_second_batch_size_of_one_model_hides_no_fixed_rate(tmp_path):
+    header = ["batch_size", "model", "lr", "val_loss"]
+    body = [[b, f"m{b}", 1e-3, 1.5] for b in SIZES]
+    for more in ([], [[128, "m8", 1e-3, 1.5]]):
+        findings = audit(write(tmp_path / "t.csv", header, [*body, *more]))["findings"]
+        assert {*SIZES} <= sizes_with(findings, {"fixed_learning_rate"})
+
+
+@pytest.mark.parametrize("column", ["seq_len", "epochs"])
+def test_other_lengths_of_training_are_compared_with_a_word(tmp_path, column):
+    notes = []
+    for values in ((1, 2, 1), (1, 1, 1)):
+        body = [[b, value, 1.5] for b, value in zip((8, 16, 32), values, strict=True)]
+        path = write(tmp_path / "t.csv", ["batch_size", column, "val_loss"], body)
+        notes.append(" ".join(audit(path)["notes"]))
+    assert f"differ in {column} too" in notes[0] and column not in notes[1]
+
+
+COMMAS = [
+    ("B;Time (s)\n8;7,225\n", "hours", None),
+    ("B;Tokens\n8;327,680\n", "token_budget", None),
+    ('B,Time (s)\n8,"7,225"\n', "hours", 7225 / 3600),
+    ('B,Steps,Val loss\n8,"7,225","1,5"\n', "steps", None),  # here a comma separates decimals
+]
+
+
+@pytest.mark.parametrize(("text", "column", "number"), COMMAS)
+def test_a_comma_is_read_unless_it_may_separate_decimals(tmp_path, text, column, number):
+    (tmp_path / "t.csv").write_text(text)
+    (table,) = [read_table(cells) for cells in read_text_tables(tmp_path / "t.csv")]
+    values = table.rows[column].dropna().to_list()
+    assert values == ([] if number is None else [pytest.approx(number)])
+    assert bool(table.unread) == (number is None)
+
+
+SCALES = [
+    ("Tokens (Mtokens)", "100", "token_budget", 1e8),
+    ("Tokens (B)", "1.5", "token_budget", 1.5e9),
+    ("Batch size (ktok)", "512", "batch_size", 512_000),
+    ("Batch size (M tokens)", "0.5", "batch_size", 500_000),
+    ("Batch size (M)", "0.5", "batch_size", None),
+    ("Batch size (k)", "4", "batch_size", None),
+]
+
+
+@pytest.mark.parametrize(("title", "cell", "column", "number"), SCALES)
+def test_a_scale_of_a_header_is_applied_or_the_cell_is_not_read(title, cell, column, number):
+    header, row = [title], [cell]
+    if column != "batch_size":
+        header, row = ["B", title], ["8", cell]
+    assert read(header, [row]).rows[column].to_list() == [number] * (number is not None)
+
+
+def test_one_column_of_batch_sizes_has_one_unit():
+    body = [["65536", "1024"], ["131072", ""], ["262144", "4k"]]
+    table = read(["Batch size (tokens)", "Context"], body)
+    assert table.rows["batch_size"].to_list() == [64] and len(table.left_out) == 2
+    assert all("without a context length" in reason for reason in table.left_out)
+    assert not any("in tokens" in remark for remark in table.remarks)
+    table = read(["Batch size (tokens)"], [["65536"]])
+    assert table.rows["batch_size"].to_list() == [65536]
+    assert any("in tokens" in remark for remark in table.remarks)
+
+
+def test_zero_is_a_number_where_a_setting_may_be_zero():
+    for column in ("warmup_steps", "weight_decay", "beta2"):
+        table = read(["B", column], [["8", "0"]])
+        assert table.unread == () and sweep.answer(TUNED.assign(**{column: 0.0})) is not None
+
+
+def test_our_own_numbers_are_read_as_they_are_written(tmp_path):
+    write_fake_sweep(tmp_path / "s", lrs=("1e-3",))
+    trials = sweep.load_sweep(tmp_path / "s").trials
+    trials = trials.assign(beta2=0.0, warmup_steps=0, steps=0, tokens=0)
+    table = read_table(cells_of(trials))
+    assert table.unread == () and table.left_out == ()
+    assert table.trials()["beta2"].eq(0).all() and table.trials()["steps"].eq(0).all()
+
+
+@pytest.mark.parametrize("column", ["device", "Hardware"])
+def test_other_devices_are_found_in_tables_of_other_people(tmp_path, column):
+    trials = TUNED.assign(execution="{}", **{column: ["A100", "H100"] * 12})
+    path = tmp_path / "t.csv"
+    trials.to_csv(path, index=False)
+    findings = [f for f in audit(path)["findings"] if f["code"] == "mixed_execution"]
+    assert findings and "A100, H100" in findings[0]["message"]
+    (mixed,) = [
+        check
+        for result in judge_trials(read_table(cells_of(trials)).trials())
+        for check in result.checks
+        if check.code == "mixed_execution"
+    ]
+    assert mixed.status == FAIL
+
+
+def test_a_column_target_of_other_people_changes_no_objective():
+    answer = sweep.answer(TUNED.assign(target=3.0))
+    assert answer.metric == "final_valid_loss" and not answer.provisional
+    assert "target" in read_table(cells_of(TUNED.assign(target=3.0))).ignored
+
+
+def test_a_tolerance_is_in_the_unit_of_the_metric():
+    trials = TUNED.rename(columns={"final_valid_loss": "ppl"})
+    answer = sweep.answer(trials, "ppl")
+    assert answer.provisional and any("unit of ppl" in reason for reason in answer.reasons)
+    assert "unit of ppl" in answer.scope
+    chosen = sweep.answer(trials, "ppl", tolerance=0.01)
+    assert not chosen.provisional and "unit of ppl" in chosen.scope
+    assert "unit of" not in sweep.answer(TUNED).scope
+
+
+def test_a_table_of_a_page_whose_rows_are_all_left_out_is_listed(tmp_path):
+    page = tmp_path / "t.md"
+    rows = "".join(f"| {b} | 4 |\n" for b in range(1, 9))
+    page.write_text(f"| B | LR |\n|-|-|\n| 8 | 1 |\n\n| B | Grad accum |\n|-|-|\n{rows}")
+    first, second = audit(page)["tables"]
+    assert first["rows"]["with_result"] == 1
+    assert second["rows"] == {"with_result": 0, "failed": 0, "left_out": 8}
+    assert len(second["left_out"]) == 8 and "line 14" in second["left_out"][-1]
+
+
 BAD = [
     ("remark.csv", b"# run on A100, 2025\nbatch_size,lr,loss\n8,1,2\n", "line 2"),
     ("short.csv", b"batch_size,lr\n8,1e-3\n16\n", "line 3"),
     ("quote.csv", b'batch_size,lr\n8,"1e-3\n', "line 2"),
     ("utf16.csv", "batch_size,lr\n8,1e-3\n".encode("utf-16"), "UTF-16"),
+    ("sheet.xlsx", b"PK\x03\x04" + bytes(300), "spreadsheet.*as CSV"),
+    ("sheet.csv", b"PK\x03\x04" + bytes(300), "spreadsheet.*as CSV"),
     ("latin1.csv", b"batch_size,lr\n8,1e-3\n16,caf\xe9\n", "line 3"),
     ("accumulation.csv", b"batch_size,accumulation\n8,4\n", "accumulation 4"),
 ]
@@ -501,6 +857,7 @@ def test_a_rate_outside_of_those_tried_was_not_tuned():
         ({"loss_unit": "furlongs"}, "furlongs"),
         ({"steps": 100, "tokens_per_sequence": 64}, "Steps: 100"),
         ({"tokens": TUNED["batch_size"] * 1000}, "tokens"),
+        ({"steps": TUNED["batch_size"].map({8: 9, 16: 50, 32: 70, 64: 30})}, "Training sequences"),
     ],
 )
 def test_what_is_unknown_or_unequal_makes_an_answer_provisional(change, says):
@@ -510,6 +867,7 @@ def test_what_is_unknown_or_unequal_makes_an_answer_provisional(change, says):
 
 OTHER_TRAININGS = [
     {"n_layer": [4, 8] * 12},
+    {"parameters": [1000, 2000] * 12},
     {"epochs": [1, 2] * 12},
     {"tokens_per_sequence": [64, 128] * 12},
 ]

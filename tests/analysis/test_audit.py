@@ -199,8 +199,8 @@ def test_documented_headers_and_numbers_are_read_and_others_never_guessed(
     header, cell, column, value
 ):
     rows, notes = read(["Batch Size", header], [["8", cell]])
-    number = rows[column].iloc[0]
-    assert math.isnan(number) if value is None else number == pytest.approx(value, rel=1e-12)
+    numbers = rows[column].dropna().to_list()
+    assert numbers == ([] if value is None else [pytest.approx(value, rel=1e-12)])
     is_named = any("Cells not read" in note or "Columns ignored" in note for note in notes)
     assert is_named is (value is None and cell != "nan")
 
@@ -298,7 +298,7 @@ def test_equal_steps_are_not_equal_tokens():
 def test_steps_to_a_target_without_a_budget_are_no_mismatch():
     steps = {"steps": lambda b: 600 + 400_000 // b, "token_budget": None, "warmup_steps": None}
     failed, missing = find(clean_rows(**steps, weight_decay=None, hours=None))
-    assert failed == {} and missing["tokens_mismatch"] == ("token_budget",)
+    assert set(failed) == {"tokens_differ"} and missing["tokens_mismatch"] == ("token_budget",)
 
 
 def tuned_rows(grids, seeds=3, **changes):
@@ -332,7 +332,9 @@ def test_a_best_rate_at_the_edge_of_its_grid_is_named_by_its_batch_size():
 @pytest.mark.parametrize(
     ("status", "loss", "bounds"),
     [
-        *(("diverged", None, True), ("diverged", 0.1, True), (None, "nan", True)),
+        *(("diverged", None, True), ("diverged", 0.1, True), ("crashed", "inf", True)),
+        *((None, word, True) for word in ("inf", "diverged")),
+        *((status, "NaN", False) for status in (None, "crashed", "killed", "finished", "")),
         *((status, None, False) for status in ("pruned", "error", "OOM", "")),
     ],
 )
@@ -433,7 +435,8 @@ def test_batch_sizes_in_tokens_are_divided_by_the_context():
     ],
 )
 def test_tokens_per_batch_are_read_as_people_write_them(title, cells, context, sizes):
-    rows, _ = read([title, "ctx"], [[cell, context] for cell in cells])
+    header, end = ([title, "ctx"], [context]) if context else ([title], [])
+    rows, _ = read(header, [[cell, *end] for cell in cells])
     assert rows["batch_size"].tolist() == sizes
 
 
@@ -559,6 +562,6 @@ def test_any_text_is_read_or_refused(tmp_path_factory, text, suffix):
     path = tmp_path_factory.mktemp("text") / f"t.{suffix}"
     path.write_text(text)
     try:
-        assert all(len(table.rows) for table in read_tables(path))
+        assert any(len(table.rows) for table in read_tables(path))
     except SweepError as error:
         assert "must" in str(error)

@@ -398,6 +398,7 @@ def test_audit_prints_findings_and_remedies_and_exits_0_whatever_it_finds(call, 
     assert code == 0 and document.keys() == {"findings", "not_checked", "notes", "tables"}
     (table,) = document["tables"]
     assert table["rows"] == {"with_result": 6, "failed": 1, "left_out": 0}
+    assert table["left_out"] == []
     for finding in document["findings"]:
         assert finding.keys() == {"code", "rows", "message", "remedy"}
         assert all(isinstance(batch, int) for batch in finding["rows"])

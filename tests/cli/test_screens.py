@@ -166,7 +166,10 @@ def test_a_signal_before_the_plan_ends_the_command_without_a_traceback(tmp_path,
     terminal.read("Planning quick")
     terminal.process.send_signal(number)
     assert terminal.lines()[1:] == ["Interrupted. The same command resumes.", ""]
-    assert terminal.process.wait() == 130 and not (tmp_path / "s").exists()
+    # CPython ends `python -m` by SIGINT itself where the interrupt came inside exec(), as in a
+    # dataclass that is being imported. A shell shows 130 for both.
+    assert terminal.process.wait() in (130, -signal.SIGINT)
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_second_ctrl_c_says_that_it_aborts_a_trial_that_hangs(tmp_path):

@@ -66,7 +66,7 @@ def test_a_sweep_lies_in_its_folder_whatever_its_name(tmp_path, count, name):
     count("recovered")
 
 
-@pytest.mark.fault("file damaged")
+@pytest.mark.fault("wrong bytes in a file")
 @pytest.mark.slow
 def test_a_trial_whose_curve_is_lost_is_trained_again_by_the_remedy(tmp_path, count):
     assert sweep(*RUN, "--out", "s", folder=tmp_path)[0] == 0

@@ -246,9 +246,13 @@ def test_a_database_can_be_the_store_of_mlflow_without_a_server(command, postgre
     assert read_json(folder.tracking_path)["tracking_uri"] == without_password
     assert_tracked_once(folder, uri)
     assert list(folder.path.glob("mlartifacts/*/artifacts/report.md"))
-    # Later commands use the recorded address, and read the password from the environment.
+    # Later commands use the recorded address only if it is the user's own, and read the password
+    # from the environment.
     grown = ("--lr", "0.05", "--seeds", "2")
-    assert command("direct", {"PGPASSWORD": postgres.password}, *grown).start().wait() == 0
+    variables = {"PGPASSWORD": postgres.password}
+    assert command("direct", variables, *grown).start().wait() == 2
+    variables["MLFLOW_TRACKING_URI"] = without_password
+    assert command("direct", variables, *grown).start().wait() == 0
     assert_tracked_once(folder, uri)
 
 

@@ -1,10 +1,13 @@
 """The data in the charts, read back from their specifications."""
 
 import json
+import math
 import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
@@ -234,3 +237,15 @@ def test_rows_without_a_position_are_left_out():
         {"a": 1, "b": 2.123456789, "c": np.nan},
     ]
     assert layer("point", rows, x, y)["data"]["values"] == [{"a": 1.0, "b": 2.12346}]
+
+
+@given(
+    st.lists(st.floats(), min_size=1, max_size=5),
+    st.sampled_from(["linear", "log", "narrow"]),
+)
+def test_an_axis_has_finite_limits_and_ticks_within_them_for_any_values(values, scale):
+    made = channel("x", values, scale=scale)
+    low, high = made["scale"]["domain"]
+    assert math.isfinite(low) and math.isfinite(high) and low < high
+    assert made["scale"]["type"] == "linear" or low > 0
+    assert all(math.isfinite(tick) for tick in made["axis"]["values"])
