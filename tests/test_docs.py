@@ -17,7 +17,7 @@ from sweep.analysis.checks import TABLE
 from sweep.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
-PATTERNS = ("*.md", "docs/**/*.md", "studies/**/*.md", "results/published/**/README.md")
+PATTERNS = ("*.md", "docs/**/*.md", "experiments/**/README.md", "results/published/**/README.md")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
