@@ -34,9 +34,9 @@ for unit in ("training", "workloads", "models", "data", "usercode"):
     folder = importlib.import_module("sweep." + unit).__path__
     for module in pkgutil.walk_packages(folder, "sweep." + unit + "."):
         importlib.import_module(module.name)
-sys.path.insert(0, "benchmarks")
+sys.path.insert(0, "tests/benchmarks")
 for name in ("gpu", "cuda_graph", "memory", "throughput", "contenders"):
-    runpy.run_path("benchmarks/" + name + ".py", run_name="imported")
+    runpy.run_path("tests/benchmarks/" + name + ".py", run_name="imported")
 runpy.run_path("tests/training/test_gpu.py", run_name="imported")
 """
 HELP = """

@@ -1,6 +1,6 @@
-"""Write results of benchmarks to benchmarks/results/<device>/<date>.json.
+"""Write results of benchmarks to results/benchmarks/<device>/<date>.json.
 
-`python benchmarks/record.py FILE.json …` adds results that another machine wrote.
+`python tests/benchmarks/record.py FILE.json …` adds results that another machine wrote.
 """
 
 import datetime
@@ -14,8 +14,7 @@ from typing import Any
 
 from sweep.training.worker import git_commit
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+RESULTS = Path(__file__).parents[2] / "results" / "benchmarks"
 
 
 def record(results: dict[str, object], device: str = "cpu", folder: Path = RESULTS) -> Path:

@@ -1,6 +1,6 @@
 """Benchmarks of whole commands on this machine: `make bench`.
 
-    python benchmarks/run.py [NAME …]
+    python tests/benchmarks/run.py [NAME …]
 
 Commands that are compared run alternately, because machines are shared. throughput.py compares with
 other trainers.
@@ -194,7 +194,7 @@ def chunked_loss(folder: Path) -> dict[str, object]:
 
 def report(folder: Path) -> dict[str, object]:
     """Time the report of 1,000 trials with 2,000 points each, figures included."""
-    fakes = runpy.run_path(str(Path(__file__).parents[1] / "tests/analysis/fake_sweeps.py"))
+    fakes = runpy.run_path(str(Path(__file__).parents[1] / "analysis/fake_sweeps.py"))
     fakes["write_fake_sweep"](
         folder / "thousand", batches="1,2,4,8,16,32,64,128,256,512", seeds=100, points=2000,
         budget=512 * 64 * 2000,

@@ -1,6 +1,6 @@
 """Compare steps per second with other trainers: `make bench`, or on a GPU `make bench-gpu`.
 
-    python benchmarks/throughput.py [--models quick,small] [--batches 1,8,32] [--rounds 25]
+    python tests/benchmarks/throughput.py [--models quick,small] [--batches 1,8,32] [--rounds 25]
 
 For each model and batch size, every contender (contenders.py) is started and warmed up. Then they
 take turns of one second each, round after round, so that all of them see the same machine. A ratio
@@ -47,7 +47,7 @@ class Contender:
         variables = dict(word.split("=", 1) for word in words if "=" in word)
         which = " ".join(word for word in words if "=" not in word)
         command = [sys.executable, str(HERE / "contenders.py"), which, model, str(batch)]
-        paths = [str(HERE.parent), os.environ.get("PYTHONPATH")]
+        paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [*command, device, precision],
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Is the rate of pruned tuning with one seed as good as the best of the full grid, at which cost?
 
-    python benchmarks/tuning.py results/published/tuning-cost
+    python tests/benchmarks/tuning.py results/published/tuning-cost
 
 Tunes `quick` at three batch sizes. Then trains the rate used and every rate that was tried with the
 full budget on every reporting seed, and compares them. Takes some minutes on a CPU.
@@ -97,7 +97,7 @@ def page(document: dict[str, Any]) -> str:
         f"{document['tokens_grid']:,} ({share:.0%}).",
     ]
     before, after = (textwrap.fill(paragraph, 100) for paragraph in paragraphs)
-    command = "    python benchmarks/tuning.py results/published/tuning-cost"
+    command = "    python tests/benchmarks/tuning.py results/published/tuning-cost"
     parts = ("# Tuning against the full grid", command, before, "\n".join(lines), after)
     return "\n\n".join(parts) + "\n"
 

@@ -1,6 +1,6 @@
 """One contender of `throughput.py`: trains one model, and takes steps on command.
 
-    python benchmarks/contenders.py NAME MODEL BATCH DEVICE PRECISION
+    python tests/benchmarks/contenders.py NAME MODEL BATCH DEVICE PRECISION
 
 Every contender trains the same model on the same windows with AdamW, clipping, warmup and cosine.
 It takes WARM_UP steps and prints their time and, if available, their losses. Then it reads numbers

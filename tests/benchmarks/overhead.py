@@ -1,12 +1,12 @@
 """Measure the orchestrator's overhead: many trials of one step, from the plan to MLflow.
 
-    python benchmarks/overhead.py local 100 1000 10000    # attempts in the command's own process
-    python benchmarks/overhead.py processes 100           # each in a fresh process, as `sweep run`
-    python benchmarks/overhead.py ray 500                 # each in a process of a local Ray
+    python tests/benchmarks/overhead.py local 100 1000 10000  # attempts in the command's process
+    python tests/benchmarks/overhead.py processes 100         # each in a fresh process
+    python tests/benchmarks/overhead.py ray 500               # each in a process of a local Ray
 
 Each count is one command in a temporary folder. The same command then runs again after half of the
 trials were reset to their state before the first attempt. Results go to
-benchmarks/results/<device>/<date>.json, under `overhead KIND COUNT`.
+results/benchmarks/<device>/<date>.json, under `overhead KIND COUNT`.
 """
 
 import json
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from record import record

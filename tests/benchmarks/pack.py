@@ -1,6 +1,6 @@
 """Pack prepared tokens for benchmarks on a machine without text: `make gpu-pack`.
 
-    SWEEP_CACHE=.gpu/cache python benchmarks/pack.py TEXT_FOLDER .gpu/data.json
+    SWEEP_CACHE=.gpu/cache python tests/benchmarks/pack.py TEXT_FOLDER .gpu/data.json
 
 Writes the tokens of each benchmarked model to the cache, as `sweep data prepare` does, and the
 identity of the text to a file, which the variable BENCHMARK_DATA names for other benchmarks.

@@ -1,6 +1,6 @@
 """Compare the estimated time of sweeps with the time that they take: docs/log/2026-11-estimates.md.
 
-    python benchmarks/estimates.py ../shared/data/tinystories
+    python tests/benchmarks/estimates.py ../shared/data/tinystories
 
 Prints a row of a Markdown table for each sweep. Use an idle machine; it takes about five minutes.
 """

@@ -1,6 +1,6 @@
 """Write results/published/memory: forecasts of earlier systems, a proved probe, a soak test.
 
-    python benchmarks/memory_evidence.py results/published/memory
+    python tests/benchmarks/memory_evidence.py results/published/memory
 
 Everything runs on a CPU: forecasts need no device, and the probe enforces its limit.
 """
@@ -144,11 +144,11 @@ def main() -> None:
     """Write README.md and the probe's page."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    tests = HERE.parent / "tests" / "memory"
+    tests = HERE.parent / "memory"
     sys.path.append(str(tests))  # odd.py has the planted leak and the plain loop
     os.environ["PYTHONPATH"] = str(tests)
     parts = [
-        "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py "
+        "# Memory: forecast and measured\n\nWritten by `python tests/benchmarks/memory_evidence.py "
         "results/published/memory` on a machine without a GPU.",
         "## The E1 Elman model: forecast against its published measurements\n\nForward and "
         "backward, bfloat16, context 512, an RTX 6000 Ada.\n\n" + elman(tests / "elman-memory.csv"),
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def peers_table(path: Path) -> str:
-    """Return the results of benchmarks/peers_memory.py as a table."""
+    """Return the results of peers_memory.py as a table."""
     document = json.loads(path.read_text())
     lines = [
         f"`quick` with the plain loss within {document['limit_bytes'] >> 20} MiB; the true "

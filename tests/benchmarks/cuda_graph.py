@@ -1,6 +1,6 @@
 """Prototype: the whole training step as one CUDA graph, against the same step without a graph.
 
-    python benchmarks/cuda_graph.py MODEL BATCH [DEVICE PRECISION]
+    python tests/benchmarks/cuda_graph.py MODEL BATCH [DEVICE PRECISION]
 
 A graph replays the kernels of forward, backward, clipping and update with one launch, so the CPU
 no longer limits small batches. The batch and the learning rate lie in tensors that every replay

@@ -1,14 +1,13 @@
 """All measurements on a GPU machine that has only the packages of a worker, within a time limit.
 
-    python benchmarks/gpu.py OUT [--seconds 480] [--device cuda] [--small]
+    python tests/benchmarks/gpu.py OUT [--seconds 480] [--device cuda] [--small]
 
 Parts run in the order of PARTS, each in its own process and until its share of the time has passed;
 time that a part leaves goes to the later ones. Each row is written when it is measured, into
 OUT/DEVICE/DATE.json, so a part that is cut keeps its rows. After a cut, compiled code is cached in
 another folder, because a compiler that was killed may have left half a file. A part that fails
 leaves its traceback in OUT/log.txt. The tables of the profiler are in OUT/profile.txt, and
-OUT/summary.txt, of at most 60 lines, is also printed last. benchmarks/gpu.sh prepares the
-environment.
+OUT/summary.txt, of at most 60 lines, is also printed last. gpu.sh prepares the environment.
 """
 
 import argparse
@@ -41,7 +40,7 @@ from sweep.training.loop import Steps
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder, TrialFolder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REFERENCE_TOKENS = 327_680_000
 TESTS = "tests/training/test_gpu.py"  # other files need packages that a worker lacks
 SUMMARY_LINES = 60
