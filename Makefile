@@ -77,27 +77,27 @@ audit: install  ## known vulnerabilities of the pinned packages, and licences of
 test-peers: $(PEERS)/.installed  ## tests against other libraries, in a separate environment
 	PYTHONPATH=. $(PEERS)/bin/python -m pytest -m peers -p no:cacheprovider $(PYTEST_ARGS)
 
-bench: install $(PEERS)/.installed  ## benchmarks of this machine, into benchmarks/results: an hour or two on two cores
-	$(BIN)/python benchmarks/run.py
-	PYTHONPATH=. $(PEERS)/bin/python benchmarks/throughput.py
+bench: install $(PEERS)/.installed  ## benchmarks of this machine, into results/benchmarks: an hour or two on two cores
+	$(BIN)/python tests/benchmarks/run.py
+	PYTHONPATH=. $(PEERS)/bin/python tests/benchmarks/throughput.py
 
 # The other trainers, in addition to the packages of .venv.
-$(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
+$(PEERS)/.installed: $(BIN)/.installed-test tests/benchmarks/peers.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
 	    > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
-	$(PEERS)/bin/python -m pip install -r benchmarks/peers.txt
+	$(PEERS)/bin/python -m pip install -r tests/benchmarks/peers.txt
 	touch $@
 
 bench-memory: install  ## the memory forecast against measurement, on this machine's device
-	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python tests/benchmarks/memory.py
 
 bench-gpu: gpu-pack  ## on a GPU, in 8 minutes: a trial, the tests marked gpu, throughput, profiles, memory, steady rates
-	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results/gpu
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/benchmarks/gpu.sh results/benchmarks/gpu
 
-gpu-pack: install  ## .gpu/: files for benchmarks/gpu.sh on a machine without a network, at most 64 MiB
+gpu-pack: install  ## .gpu/: files for tests/benchmarks/gpu.sh on a machine without a network, at most 64 MiB
 	rm -rf .gpu && mkdir -p .gpu
-	SWEEP_CACHE=$(CURDIR)/.gpu/cache PYTHONPATH=. $(BIN)/python benchmarks/pack.py $(TEXT) .gpu/data.json
+	SWEEP_CACHE=$(CURDIR)/.gpu/cache PYTHONPATH=. $(BIN)/python tests/benchmarks/pack.py $(TEXT) .gpu/data.json
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
 	git describe --always --abbrev=40 --dirty --exclude '*' > .gpu/commit

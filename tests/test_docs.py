@@ -17,7 +17,7 @@ from sweep.analysis.checks import TABLE
 from sweep.config.load import load_experiment
 
 ROOT = Path(__file__).parents[1]
-PATTERNS = ("*.md", "docs/**/*.md", "studies/**/*.md", "results/published/**/README.md")
+PATTERNS = ("*.md", "docs/**/*.md", "experiments/**/README.md", "results/published/**/README.md")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
@@ -76,8 +76,7 @@ def test_every_message_of_troubleshooting_is_one_of_the_code():
     points = re.findall(r"^- (``?)([^`].*?)\1", page, re.MULTILINE)
     messages = [text for _, text in cells + points if " " in text]
     assert len(messages) > 40
-    files = [path for name in ("sweep", "experiments") for path in (ROOT / name).rglob("*.py")]
-    texts = {text for path in files for text in templates(path)}
+    texts = {text for path in (ROOT / "sweep").rglob("*.py") for text in templates(path)}
     missing = []
     for message in messages:
         parts = [part for part in re.split(r"[….]*…[….]*", message) if part.strip(" .()")]

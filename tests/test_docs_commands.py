@@ -143,7 +143,7 @@ def test_every_make_target_exists(text):
 def test_every_script_and_test_file_exists():
     for command in COMMANDS:
         for word in command.words:
-            if re.match(r"(benchmarks|studies|tests)/[\w/.-]+$", word):
+            if re.match(r"(experiments|tests)/[\w/.-]+$", word):
                 assert (ROOT / word).exists(), f"{command.page.name}: {word}"
 
 

@@ -1,4 +1,4 @@
-"""The commands of examples/hugging_face, with fewer steps and synthetic stories."""
+"""The commands of experiments/examples/hugging_face, with fewer steps and synthetic stories."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "hugging_face"
+EXAMPLE = ROOT / "experiments" / "examples" / "hugging_face"
 
 
 def commands():

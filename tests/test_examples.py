@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from studies.outside.study import COMMAND, ROOT, TOLERANCE, compare, run_both
+from experiments.studies.outside.study import COMMAND, ROOT, TOLERANCE, compare, run_both
 from sweep.orchestration.check import check_command
 from sweep.orchestration.planning import read_request
 
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "experiments" / "examples"
 
 
 def run_of(example: str) -> list[str]:

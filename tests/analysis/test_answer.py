@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import sweep
-from studies.answer.error_rates import SPREAD, Case, tune
+from experiments.studies.answer.error_rates import SPREAD, Case, tune
 from sweep.analysis.answer import describe
 from sweep.analysis.frames import TRIAL_COLUMNS, write_trials_csv
 from sweep.analysis.results import answer_of, judge_trials

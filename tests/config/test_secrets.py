@@ -163,7 +163,7 @@ def test_an_experiment_with_a_secret_is_refused_before_it_is_planned():
 
 def test_the_commands_of_the_pages_are_allowed(request, caplog):
     pages = [*request.config.rootpath.glob("docs/**/*.md")]
-    pages += [*request.config.rootpath.glob("examples/**/*.md")]
+    pages += [*request.config.rootpath.glob("experiments/**/*.md")]
     commands = [m for page in pages for m in re.findall(r'--command "([^"]+)"', page.read_text())]
     assert commands
     for command in commands:

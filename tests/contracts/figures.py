@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "sweep").rglob("*.py"))
-WITH_EXPERIMENTS = [*SOURCES, *sorted((ROOT / "experiments").glob("*.py"))]
+WITH_EXPERIMENTS = [*SOURCES, *sorted((ROOT / "experiments").rglob("*.py"))]
 # The two private interfaces that the memory forecast needs, one file each.
 PERMITTED = {
     ("sweep/training/storages.py", "torch.utils._python_dispatch"),

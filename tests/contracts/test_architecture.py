@@ -20,6 +20,12 @@ from tests.contracts.figures import (
     private_interfaces,
 )
 
+TOP_LEVEL = {
+    *("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "SECURITY.md"),
+    *("Makefile", "constraints.txt"),
+    *(".ci", "sweep", "experiments", "tests", "notebooks", "results", "docs"),
+}
+
 # As a word of a name (IoUtils, http_handler), or as the whole name
 VAGUE = re.compile(
     r"(^|_)(manager|helper|util|handler|iteration)s?(_|$)|^_*common$"
@@ -34,9 +40,9 @@ for unit in ("training", "workloads", "models", "data", "usercode"):
     folder = importlib.import_module("sweep." + unit).__path__
     for module in pkgutil.walk_packages(folder, "sweep." + unit + "."):
         importlib.import_module(module.name)
-sys.path.insert(0, "benchmarks")
+sys.path.insert(0, "tests/benchmarks")
 for name in ("gpu", "cuda_graph", "memory", "throughput", "contenders"):
-    runpy.run_path("benchmarks/" + name + ".py", run_name="imported")
+    runpy.run_path("tests/benchmarks/" + name + ".py", run_name="imported")
 runpy.run_path("tests/training/test_gpu.py", run_name="imported")
 """
 HELP = """
@@ -51,6 +57,14 @@ except SystemExit as end:
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert loaded - sys.stdlib_module_names == {"click", "sweep"}, loaded
 """
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git knows which files are tracked")
+def test_the_top_level_has_exactly_the_entries_of_the_design() -> None:
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    settings_of_tools = {path for path in tracked if path.startswith(".") and "/" not in path}
+    entries = {path.partition("/")[0] for path in tracked if path}
+    assert entries - settings_of_tools == TOP_LEVEL
 
 
 @pytest.mark.parametrize("program", [WORKER, HELP], ids=["worker", "help"])

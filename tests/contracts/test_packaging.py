@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,13 +22,36 @@ from sweep.config.load import load_experiment
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.toml"))
+# Files that experiments and examples write when they run
+WRITTEN = (
+    "elman/__pycache__/elman.cpython-311.pyc",
+    "examples/cnn/results/digits/plan.json",
+    "examples/hugging_face/model/config.json",
+)
+NOT_SHIPPED = {"report", "__pycache__", "results", "model"}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the files that a wheel is built from, as they are after the experiments ran."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in (".gitignore", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("sweep", "experiments"):
+        ignored = shutil.ignore_patterns("node_modules")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in WRITTEN:
+        file = folder / "experiments" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, checkout],
         capture_output=True,
         text=True,
     )
@@ -42,11 +66,26 @@ def test_the_wheel_has_every_module_and_experiment_and_nothing_else(wheel: Path)
     information = f"batch_size_sweep-{sweep.__version__}.dist-info"
     assert {name.partition("/")[0] for name in wheel_files} == {"sweep", information}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sweep").rglob("*.py")}
-    files = [file for file in (ROOT / "experiments").rglob("*.*") if file.suffix != ".pyc"]
-    shipped = {f"sweep/{file.relative_to(ROOT).as_posix()}" for file in files}
-    assert {*modules, *shipped, "sweep/py.typed", f"{information}/METADATA"} <= set(wheel_files)
+    assert {*modules, "sweep/py.typed", f"{information}/METADATA"} <= set(wheel_files)
     scripts = {f"sweep/report/scripts/{name}" for name in ("charts.min.js", "LICENSES.txt")}
     assert {*scripts, "sweep/config/overrides.pyi"} <= set(wheel_files)
+
+
+def test_experiments_ship_with_their_code_and_without_reports_results_and_caches(
+    checkout: Path, wheel: Path
+) -> None:
+    experiments = checkout / "experiments"
+    files = {path.relative_to(experiments) for path in experiments.rglob("*") if path.is_file()}
+    with_report = {path.parts[1] for path in files if "report" in path.parts}
+    assert with_report == {"cnn", "command", "hugging_face"}
+
+    prefix = "sweep/experiments/"
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(prefix)]
+    shipped = {Path(name.removeprefix(prefix)) for name in names}
+    assert shipped == {path for path in files if NOT_SHIPPED.isdisjoint(path.parts)}
+    assert {path.suffix for path in shipped} == {".toml", ".py", ".md", ".cfg", ".csv"}
+    folders = {path.parts[0] for path in shipped if len(path.parts) > 1}
+    assert folders == {"elman", "examples", "studies"}
 
 
 def test_the_description_of_the_package_has_no_link_into_the_repository(wheel: Path) -> None:

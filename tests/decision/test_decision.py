@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from studies.answer.error_rates import EDGE, EQUAL, Case, cases, simulate
+from experiments.studies.answer.error_rates import EDGE, EQUAL, Case, cases, simulate
 from sweep.decision.curves import RatePoints
 from sweep.decision.decision import (
     ALPHA,

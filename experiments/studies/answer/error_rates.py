@@ -1,0 +1,243 @@
+"""How often is the answer wrong, and how many trainings does it need?
+
+    python experiments/studies/answer/error_rates.py [--sweeps 10000] [--only TABLE]
+
+Simulated losses take the place of trainings; they are tuned, reported and decided by the code of
+real sweeps. At each batch size the expected loss is quadratic in the log rate on both sides of its
+lowest point, and every training adds noise. The tables are in docs/log/2026-11-error-rates.md.
+"""
+
+import argparse
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from sweep.decision.curves import (
+    Floats,
+    best_log_rates,
+    rate_points,
+    rates_between,
+    stack_points,
+)
+from sweep.decision.decision import LOOKS, Counts, Decision, decide, next_trainings
+from sweep.plan.plan import TUNING_SEED
+from sweep.plan.rate_search import GRID, RateTrial, next_rates
+
+TOLERANCE = 0.01
+CHUNK = 500  # sweeps that are decided at once
+MOST_SEEDS = 20
+Search = list[dict[float, dict[int, float]]]  # losses by batch size, rate and tuning seed
+EQUAL = (0.0,) * 5
+SPREAD = (0.0, 0.004, 0.02, 0.06, 0.15)  # a typical sweep
+EDGE = (0.0, 0.01, 0.01, 0.01, 0.01)  # all others as far from the best as the tolerance
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of sweep: losses in nats, rates as natural logarithms."""
+
+    seeds: int = 5  # reporting seeds; 0: auto
+    best: tuple[float, ...] = EQUAL  # expected loss of each batch size at its best rate
+    curvature: float = 0.2
+    ratio: float = 1.0  # curvature above the best rate over that below
+    sigma: float = 0.006
+    noisy: float = 1.0  # standard deviation of the last batch size over that of the others
+    violation: str = ""  # t3, lognormal, drift, interaction, flat, cusp or cliff
+    is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
+
+    def describe(self) -> str:
+        changed = [(n, value) for n, value in vars(self).items() if value != getattr(Case, n)]
+        return ", ".join(f"{name} {value}" for name, value in changed) or "the usual case"
+
+    @property
+    def deviations(self) -> Floats:
+        return np.asarray(self.sigma * np.r_[np.ones(len(self.best) - 1), self.noisy])
+
+    def expected(self, log_rates: Floats) -> Floats:
+        """Return losses at log rates above the best one, (..., k, rates)."""
+        side, distance = np.where(log_rates > 0, self.ratio, 1.0), np.abs(log_rates)
+        if self.violation == "flat":
+            distance = np.maximum(distance - 0.35, 0)
+        bowl = distance if self.violation == "cusp" else distance**2
+        losses = np.array(self.best)[:, None] + self.curvature * side * bowl
+        return np.where((log_rates > 0.4) & (self.violation == "cliff"), np.inf, losses)
+
+    def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
+        """Draw noise of shape (..., k, trainings); the last axis is in the order of seeds."""
+        values = rng.standard_normal(shape)
+        if self.violation == "t3":
+            values = rng.standard_t(3, shape) / 3**0.5
+        if self.violation == "lognormal":
+            values = (np.exp(rng.standard_normal(shape)) - np.exp(0.5)) / 2.16
+        if self.violation == "drift":  # later seeds are noisier
+            values = values * np.linspace(1, 3, shape[-1])
+        if self.violation == "interaction":  # seeds suit small or large batch sizes
+            slope = rng.standard_normal((*shape[:-2], 1, shape[-1]))
+            values = values + slope * np.linspace(-1, 1, shape[-2])[:, None]
+        return np.asarray(values * self.deviations[:, None])
+
+
+@dataclass(frozen=True)
+class Result:
+    """Shares of sweeps, and means over sweeps."""
+
+    not_covered: float  # some interval does not contain its gap
+    wrong: float  # the best is said not to be it, or a batch size to be within or outside wrongly
+    decided: float  # mean share of batch sizes that are within or outside
+    power: float  # the second batch size is worse than the first
+    trainings: float
+
+
+def tune(case: Case, rng: np.random.Generator) -> Search:
+    """Search the rates of one sweep, until all batch sizes have as many trials."""
+    tried: list[list[RateTrial]] = [[] for _ in case.best]
+    grids = [
+        [centre * rate for rate in GRID] for centre in np.exp(rng.uniform(-0.35, 0.35, len(tried)))
+    ]
+    most, is_settled = 0, False
+    while not is_settled:
+        is_settled = True
+        for index, (trials, grid) in enumerate(zip(tried, grids, strict=True)):
+            while rates := next_rates(trials, grid, least_count=most):
+                log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
+                losses = case.expected(log_rates) + case.draw(log_rates.shape, rng)
+                trials += map(RateTrial, rates, losses[index].tolist())
+                is_settled = False
+        most = max(map(len, tried))
+        is_settled &= all(len(trials) == most for trials in tried)
+    return [{t.rate: {TUNING_SEED: t.loss or 0.0} for t in trials} for trials in tried]
+
+
+def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:
+    rng = np.random.default_rng(seed)
+    results = [_simulate(case, min(CHUNK, sweeps - done), rng) for done in range(0, sweeps, CHUNK)]
+    return Result(*np.average([list(vars(r).values()) for r in results], axis=0).tolist())
+
+
+def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
+    searches = [tune(case, rng) for _ in range(sweeps)]
+    points = stack_points([stack_points(list(map(rate_points, search))) for search in searches])
+    used = best_log_rates(points)
+    shape = (*used.shape, case.seeds or MOST_SEEDS)
+    losses = case.expected(used[..., None]) + case.draw(shape, rng)
+    trainings = float(np.mean([sum(map(len, search)) for search in searches]))
+    answers = [decide(losses[..., : LOOKS[0]], points, used)] if case.is_continued else []
+    if case.seeds:
+        made = decide(losses, points, used)
+        trainings += case.seeds * len(case.best)
+    else:
+        made, added = decide_in_looks(case, losses, searches, used, rng)
+        trainings += float(added.sum(-1).mean())
+    return judge(case, [*answers, made], trainings)
+
+
+def decide_in_looks(
+    case: Case, losses: Floats, searches: list[Search], used: Floats, rng: np.random.Generator
+) -> tuple[Decision, Counts]:
+    """Add trainings as `--seeds auto` does; return the last decision and the trainings added."""
+    seeds, tuning_seeds = np.full(used.shape, LOOKS[0]), np.ones(used.shape, int)
+    added = np.zeros(used.shape, int)
+    points, between = np.empty((2, *used.shape), object)
+    is_new = np.ones(used.shape, bool)
+    while True:
+        for index in map(tuple, np.argwhere(is_new)):
+            points[index] = rate_points(searches[index[0]][index[1]])
+            between[index] = rates_between(points[index])
+        stacked = stack_points([stack_points(row) for row in points])
+        measured = np.where(np.arange(MOST_SEEDS) < seeds[..., None], losses, np.nan)
+        made = decide(measured, stacked, used, LOOKS)
+        is_refinable = np.array([list(map(bool, row)) for row in between])
+        more_seeds, more, needs_rates = next_trainings(
+            made, seeds, tuning_seeds, is_refinable, TOLERANCE, MOST_SEEDS
+        )
+        is_new = (more > tuning_seeds) | needs_rates
+        if (more_seeds == seeds).all() and not is_new.any():
+            return made, seeds + added
+        for index in map(tuple, np.argwhere(is_new)):
+            tried = searches[index[0]][index[1]]
+            near = [r for r in tried if np.isclose(math.log(r), points[index].log_rates).any()]
+            numbers = range(TUNING_SEED + tuning_seeds[index], TUNING_SEED + more[index])
+            new = list(itertools.product(near, numbers))
+            new += [(rate, TUNING_SEED) for rate in between[index] if needs_rates[index]]
+            log_rates = np.tile(np.log([rate for rate, _ in new]), (len(case.best), 1))
+            values = case.expected(log_rates) + case.draw(log_rates.shape, rng)
+            for (rate, seed), value in zip(new, values[index[1]].tolist(), strict=True):
+                tried.setdefault(rate, {})[seed] = value
+            added[index] += len(new)
+        seeds, tuning_seeds = more_seeds, more
+
+
+def judge(case: Case, answers: Sequence[Decision], trainings: float) -> Result:
+    """Compare the answers of one sweep with the truth; the last one decides and has the power."""
+    best = np.array(case.best)
+    gap = np.array([best[i] - np.delete(best, i).min() for i in range(len(best))])
+    is_covered, is_wrong = np.array(True), np.array(False)
+    for made in answers:
+        within, outside = made.is_within(TOLERANCE), made.is_outside(TOLERANCE)
+        is_covered = is_covered & (made.gap_low <= gap + 1e-12) & (gap - 1e-12 <= made.gap_high)
+        is_wrong = is_wrong | ~made.may_be_best & (gap <= 0)
+        is_wrong |= within & (gap > TOLERANCE + 1e-12) | outside & (gap <= TOLERANCE + 1e-12)
+    assert made.rates is not None
+    lower = made.difference[..., 1, 0] - made.half_width[..., 1, 0]
+    lower += made.rates.regret_low[..., 0] - made.rates.regret_high[..., 1]
+    return Result(
+        not_covered=float((~is_covered).any(-1).mean()),
+        wrong=float(is_wrong.any(-1).mean()),
+        decided=float((within | outside).mean()),
+        power=float((lower > 0).mean()),
+        trainings=trainings,
+    )
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """Yield the cases of SCIENCE.md §9 by table: one factor at a time, then corners."""
+    for seeds, best in itertools.product((3, 5, 10, 20, 0), (EQUAL[:3], EQUAL)):
+        yield "errors", Case(seeds, best)
+    factors: list[dict[str, object]] = [{"curvature": 0.05}, {"curvature": 0.8}]
+    factors += [{"ratio": 2.5}, {"sigma": 0.002}, {"sigma": 0.02}]
+    factors += [{"noisy": 3.0}, {"noisy": 10.0}, {"best": EDGE}, {"best": SPREAD}]
+    for factor, seeds in itertools.product(factors, (5, 0)):
+        yield "errors", replace(Case(seeds), **factor)  # type: ignore[arg-type]
+    for curvature, sigma, noisy in itertools.product((0.05, 0.8), (0.002, 0.02), (1.0, 10.0)):
+        for seeds in (5, 20):
+            yield "errors", Case(seeds, EQUAL, curvature, 2.5, sigma, noisy)
+    for ratio, seeds in itertools.product((1.0, 1.6), (20, 0)):
+        yield "errors", Case(seeds, EQUAL, 0.8, ratio, 0.002)
+    for seeds, noisy in itertools.product((3, 5, 8), (1.0, 10.0)):
+        yield "power", Case(seeds, (0.0, 0.024, 0.0, 0.0, 0.0), noisy=noisy)
+    for sigma, seeds in itertools.product((0.002, 0.006), (3, 5, 8, 12, 20, 0)):
+        yield "trainings", Case(seeds, SPREAD, sigma=sigma)
+    for curvature, sigma, k in itertools.product((0.2, 0.8), (0.006, 0.002), (2, 3, 5)):
+        yield "continued", Case(0, EQUAL[:k], curvature, sigma=sigma, is_continued=True)
+    for seeds in (5, 20, 0):
+        for violation in ("t3", "lognormal", "drift", "interaction", "flat", "cusp", "cliff"):
+            yield "attacks", Case(seeds, violation=violation)
+        yield "attacks", Case(seeds, ratio=5.0, sigma=0.002)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweeps", type=int, default=10_000)
+    parser.add_argument("--only", default="", help="table")
+    arguments = parser.parse_args()
+    chosen = [pair for pair in cases() if arguments.only in pair[0]]
+    print("| table | case | seeds | not covered | wrong | decided | power | trainings |")
+    print("| :-- | :-- | --: | --: | --: | --: | --: | --: |")
+    with ProcessPoolExecutor() as pool:
+        results = pool.map(partial(simulate, sweeps=arguments.sweeps), [case for _, case in chosen])
+        for (table, case), result in zip(chosen, results, strict=True):
+            seeds, name = case.seeds or "auto", replace(case, seeds=Case.seeds).describe()
+            shares = (f"{100 * value:.1f} %" for value in list(vars(result).values())[:4])
+            print(
+                f"| {table} | {name} | {seeds} | {' | '.join(shares)} | {result.trainings:.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
