@@ -15,7 +15,6 @@ class Overrides(TypedDict, total=False):
     command: str | None
     context: int | str | None
     data: str | None
-    declared: Mapping[str, Any] | None
     device: str | None
     device_memory: int | str | None
     devices_per_trial: int | str | None
@@ -24,7 +23,6 @@ class Overrides(TypedDict, total=False):
     executor: Literal["local", "ray", "slurm"] | None
     generation_batch_size: int | str | None
     group_size: int | str | None
-    grpo: Mapping[str, Any] | None
     init: str | None
     keep: Literal["none", "weights", "checkpoints"] | None
     lora: int | str | None
@@ -60,5 +58,5 @@ class Overrides(TypedDict, total=False):
     tuning: Mapping[str, Any] | None
     unit: str | None
     vocabulary: int | str | None
-    workload: str | None
+    workload: Mapping[str, Any] | None
     zero: Literal[0, 1, 2, 3] | None

@@ -1,6 +1,6 @@
 """Measure each memory saving of a GRPO step, and judge the published claims of a guide.
 
-    python -m experiments.studies.grpo_memory.ablation --data FOLDER --out results/published/grpo-ablation
+    python -m experiments.studies.grpo_memory.ablation --data FOLDER --out RESULTS
 
 Every row differs from the base in one setting. It is forecast, and measured in a fresh process.
 """
@@ -198,7 +198,8 @@ def page(document: dict[str, Any]) -> str:
         f"{MODEL['name']}, eager steps in fresh processes on a CPU that count every live tensor. "
         "Sizes in MiB: measured / forecast, by phase of a step. The last two columns compare with "
         "the base; times are the median of all turns, with the least and the greatest. Written by "
-        "`python -m experiments.studies.grpo_memory.ablation`; see experiments/studies/grpo_memory/README.md."
+        "`python -m experiments.studies.grpo_memory.ablation`; see "
+        "experiments/studies/grpo_memory/README.md."
     ]
     if not any(row["time_ratios"] for row in rows.values()):
         parts.append("No times were taken, because the machine was busy.")
