@@ -6,7 +6,7 @@ import os
 import sys
 from collections import defaultdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 import click
 
@@ -96,18 +96,17 @@ def build_option(setting: "FlaggedField", command: str) -> click.Option:
     It also reads an environment variable of the command and, if it is about a planned sweep, that
     of `sweep run`.
     """
+    from sweep.config.settings import choices_of
+
     words = [f"--{setting.name.replace('_', '-')}"]
     commands = (command, "run") if command in READING_RUN else (command,)
     variables = [f"{variable_prefix(name)}{setting.name.upper()}" for name in commands]
     text, annotation = setting.field.description, setting.field.annotation
     if annotation is bool:
         return click.Option(words, help=text, is_flag=True, default=None, envvar=variables)
-    inner = () if get_origin(annotation) is tuple else get_args(annotation)
-    for part in (annotation, *inner):  # also for `Literal[…] | None`
-        if get_origin(part) is Literal:
-            return click.Option(
-                words, help=text, type=click.Choice(get_args(part)), envvar=variables
-            )
+    choices = choices_of(annotation)
+    if choices and get_origin(annotation) is not tuple:  # of which the user writes several
+        return click.Option(words, help=text, type=click.Choice(choices), envvar=variables)
     metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
     if metavar.startswith("KEY=VALUE"):
         join: Any = lambda context, param, values: ",".join(values) or None  # noqa: E731

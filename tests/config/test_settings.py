@@ -132,6 +132,7 @@ WRONG_TEXTS = [
     ("seed = 3", "Did you mean 'seeds'?"),
     ("batch_size = 8", "Did you mean 'batches'?"),
     ("optimizer.name = 'adam'", "Did you mean 'adamw'?"),
+    ("precision = 'bf61'", "got 'bf61'. Did you mean 'bf16'?"),
     ("schedule.name = 'cosin'", "cosine, constant or your module:object"),
     ("workload = 'x'", "workload"),
     ("init = 'x'\nworkload = 'quadratic'", "apply only to language models"),
