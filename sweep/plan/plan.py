@@ -388,15 +388,21 @@ def _first_difference(old: Any, new: Any, key: str = "") -> str:
 
 
 def typed_command(experiment: str | None, flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the words of a `sweep run`; flags that are None or False are left out."""
+    """Return the words of a `sweep run`; flags that are None or False are left out.
+
+    A word that starts with two dashes is a flag, and a flag before another flag is a switch.
+    """
     words = ["sweep", "run", *([experiment] if experiment else [])]
     for name, value in flags.items():
         if value is None or value is False:
             continue
-        words.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            values = value if isinstance(value, list | tuple) else [value]
-            words.append(",".join(map(str, values)))
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        text = ",".join(map(str, values))
+        words += [f"{flag}={text}"] if text.startswith("--") else [flag, text]
     return tuple(words)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.config.experiment import Experiment
-from sweep.config.settings import Settings, merge_settings, parse_settings, settings_of
+from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 from sweep.plan.next_trials import TrialRecord, next_trials
@@ -24,12 +24,12 @@ from sweep.plan.plan import (
 from sweep.plan.steps import common_budget, tokens_per_trial
 
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
-TABLES: tuple[type[Settings], ...] = (Experiment, Execution, Services)
-SETTINGS = {setting.name: setting for table in TABLES for setting in settings_of(table)}
 SERVICES = {setting.name for setting in settings_of(Services)}
 OF_SEEDS = {"seeds", "max_seeds", "max_hours"}
-# Those of the newest command count, also if it leaves them out.
-PER_COMMAND = {"out", "lr", "batches", "tolerance", *OF_SEEDS, *SERVICES}
+# Flags that hold until a later command changes them. The others are the services, the settings of
+# an executor and the folder: those of the newest command count, also if it leaves them out.
+LASTING = {setting.name for table in (Experiment, Execution) for setting in settings_of(table)}
+LASTING -= {"lr", "batches", "tolerance", *OF_SEEDS}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def command_with(plan: Plan, **changes: Any) -> str:
     experiment = None
     for words in plan.commands:
         experiment, newer = parse_command(words)
-        flags = {name: flags[name] for name in flags if name not in PER_COMMAND} | newer
+        flags = {name: flags[name] for name in flags if name in LASTING} | newer
     if changes.get("seeds", "auto") != "auto":
         flags = {name: flags[name] for name in flags if name not in OF_SEEDS}
     kept = {name: flags[name] for name in flags if name not in changes}
@@ -128,14 +128,19 @@ def check_of_command(plan: Plan, **changes: Any) -> str | None:
 
 
 def parse_command(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """Return the experiment and the flags of a recorded `sweep run`."""
+    """Return the experiment and the flags of the words that `typed_command` has written."""
     rest = list(words[2:])
     experiment = rest.pop(0) if rest and not rest[0].startswith("--") else None
     flags = dict[str, Any]()
     while rest:
-        name = rest.pop(0).removeprefix("--").replace("-", "_")
-        is_switch = name in SETTINGS and SETTINGS[name].field.annotation is bool
-        flags[name] = True if is_switch or not rest else rest.pop(0)
+        flag, equals, value = rest.pop(0).partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if equals:
+            flags[name] = value
+        elif rest and not rest[0].startswith("--"):
+            flags[name] = rest.pop(0)
+        else:
+            flags[name] = True
     return experiment, flags
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Declared, Experiment, load_experiment
+from sweep.config.settings import settings_of
 from sweep.config.trial import Execution
+from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.planning import record_command
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan, grow_plan
-from sweep.plan.proposal import SERVICES
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
@@ -18,6 +19,7 @@ from tests.analysis.fake_sweeps import fake_result
 from tests.plans import Inputs
 
 CPU = Execution(device="cpu", threads=2)
+SERVICES = {setting.name for setting in settings_of(services_table())}
 BATCHES = ("4,8", "4,16,64", "2,4,8,16", "1,2", "6,10,15", "7,16,60", "32,64,128")
 MAXIMIZED = Declared(objective="accuracy", direction="maximize", tolerance=0.02)
 MISFIT = {  # as a forecast bounds steps that do not fit
