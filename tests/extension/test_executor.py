@@ -28,8 +28,11 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 NOTING = "from pathlib import Path\nPath(__file__).with_name('imported').touch()\n"
 OTHER = """
-from my_launcher import LauncherExecutor, RunFlag, Settings
+from my_launcher import Executor, LauncherExecutor, RunFlag, Settings
 from typing import Annotated
+
+class Nameless(Executor):
+    pass
 
 class Same(LauncherExecutor):
     name = "same"
@@ -192,6 +195,7 @@ def test_its_package_is_imported_if_a_command_lists_the_executors(launcher):
     [
         ({"gone": "no_such_module:Gone"}, "'gone' of the package my-cluster must be importable"),
         ({"path": "pathlib:Path"}, "'path' of the package my-cluster must be a class"),
+        ({"none": "other:Nameless"}, "'none' of the package my-cluster must be a class"),
         ({"other": "other:Same"}, "'other' of the package my-cluster must be a class"),
         ({"takes": "other:Takes"}, "each flag must have a name of its own, but 2 .* 'budget'"),
         ({"ray": "other:Ray"}, "each executor must have a name of its own, but 2 .* 'ray'"),

@@ -43,7 +43,8 @@ def _load(point: EntryPoint) -> type[Executor]:
     with user_code(f"{subject} must be importable"):
         loaded: object = point.load()
 
-    if isinstance(loaded, type) and issubclass(loaded, Executor) and loaded.name == point.name:
+    has_name = getattr(loaded, "name", None) == point.name
+    if has_name and isinstance(loaded, type) and issubclass(loaded, Executor):
         return loaded
     raise SweepError(
         f"{subject} must be a class derived from Executor with this name, got {point.value}. "
