@@ -29,8 +29,9 @@ from sweep.config.models import (
 from sweep.config.optimizers import OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
 from sweep.config.settings import Settings, settings_of
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Execution
 from sweep.config.workloads import Command, GrpoSettings
+from sweep.orchestration.executors.build import services_table
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -44,13 +45,12 @@ TABLES: dict[str, type[Settings]] = {  # by the marker in settings.md; keys of a
     "program": Command,
     "grpo": GrpoSettings,
 }
-FLAGS: dict[str, type[Settings]] = {"execution": Execution, "services": Services}  # without keys
-NOT_WRITTEN = {
-    "model_source",
-    "replaced_sizes",
-    "code_folder",
-    "declared",
-}  # keys that `sweep` sets
+FLAGS: dict[str, type[Settings]] = {  # without keys
+    "execution": Execution,
+    "services": services_table(),
+}
+# Keys that `sweep` sets.
+NOT_WRITTEN = {"model_source", "replaced_sizes", "code_folder", "declared"}
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation
 TYPES = {"string": "text", "number": "number", "integer": "integer", "boolean": "true or false"}
 TYPES |= {"object": "table"}
@@ -163,7 +163,8 @@ def _rows(table: type[Settings]) -> str:
         for setting in settings_of(table)
         if len(setting.path) == 1
     }
-    is_experiment, comments = table in TABLES.values(), comments_of(table)
+    is_experiment = table in TABLES.values()
+    comments = comments_of(table) if is_experiment else {}
     types = table.model_json_schema()["properties"]
     heads = [*["key"] * is_experiment, "flag", "type", "default", "meaning"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]

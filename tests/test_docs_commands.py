@@ -29,9 +29,11 @@ from markdown_it import MarkdownIt
 from sweep.cli import sweep
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Execution
+from sweep.orchestration.executors.build import installed_executors, services_table
 from sweep.orchestration.planning import make_plan, read_request
 from tests.commands import SCRIPT
+from tests.extension.packages import write_launcher
 from tests.hugging_face import STORIES, save_model
 from tests.servers import MlflowServer
 
@@ -42,7 +44,8 @@ PROGRAM = re.compile(r"(sweep|python|make|pytest) ")
 MARK = re.compile(r"<!-- not executed: (.+) -->")
 OUTPUT = "<!-- output of the command above -->\n"
 LANGUAGES = {"sh", "text", "python", "toml"}
-SETTINGS = {s.name for table in (Experiment, Execution, Services) for s in settings_of(table)}
+TABLES = (Experiment, Execution, services_table())
+SETTINGS = {setting.name for table in TABLES for setting in settings_of(table)}
 # Not run, in pages that show them without a mark.
 REASONS = {
     "source": "changes the reader's shell",
@@ -219,7 +222,7 @@ def parse(words: list[str]) -> click.Context:
 
 
 def prepare(page: Path, files: Path, folder: Path) -> None:
-    """Write the files that commands need, among them the code that docs/custom.md shows."""
+    """Write the files that commands need, among them the code that pages show."""
     for name, text in {
         "train.py": SCRIPT,
         "my_project.py": PROJECT,
@@ -230,6 +233,8 @@ def prepare(page: Path, files: Path, folder: Path) -> None:
     shown = r"`(\w+\.py)`:\n+```python\n(.*?)```"
     for name, text in re.findall(shown, (ROOT / "docs/custom.md").read_text("utf-8"), re.DOTALL):
         (folder / name).write_text(text)
+    if page.stem == "executors":
+        write_launcher(folder)
     if page.stem == "report":
         shutil.copytree(files / "finished", folder / "results" / "quick")
 
@@ -237,6 +242,8 @@ def prepare(page: Path, files: Path, folder: Path) -> None:
 @pytest.fixture
 def workspace(request, files, tmp_path, monkeypatch):
     prepare(request.param, files, tmp_path)
+    installed_executors.cache_clear()
+    request.addfinalizer(installed_executors.cache_clear)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")

@@ -16,8 +16,9 @@ from sweep.config.metrics import check_metric_name
 from sweep.config.models import model_preset
 from sweep.config.numbers import parse_batches
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Execution
 from sweep.errors import MOST_CHARACTERS, CorruptFile, SweepError, cut, describe_error, shorten
+from sweep.orchestration.executors.build import services_table
 from sweep.tracking.addresses import check_tracking_uri
 from sweep.trial.files import read_json, read_metrics, seal, write_json
 from sweep.trial.folder import SweepFolder
@@ -109,7 +110,7 @@ def refuse(tmp_path, monkeypatch, capfd):
     return call
 
 
-FLAGS = [s.name for table in (Experiment, Execution, Services) for s in settings_of(table)]
+FLAGS = [s.name for table in (Experiment, Execution, services_table()) for s in settings_of(table)]
 PLAN = ("plan", "quadratic", "--batches", "4", "--budget", "400", "--device", "cpu")
 
 

@@ -5,8 +5,8 @@ import logging
 import os
 import sys
 from collections import defaultdict
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_origin
 
 import click
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sweep.config.settings import FlaggedField, Group
+    from sweep.orchestration.executors.base import Executor
 
 LOG = logging.getLogger(__name__)
 PLANNING = ("plan", "check", "forecast", "probe")  # commands about what `sweep run` would do
@@ -24,24 +25,37 @@ EVERYDAY = ("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "
 
 
 class SettingsCommand(click.Command):
-    """A command with an option for each setting that declares it, listed in groups."""
+    """A command with an option for each setting that declares it, listed in groups.
 
-    @cached_property
-    def _groups(self) -> "dict[click.Parameter, Group]":
-        from sweep.config.experiment import Experiment
-        from sweep.config.settings import settings_of
-        from sweep.config.trial import Execution, Services
+    The object of its context, `ctx.obj`, is the executors that the options know; None: the shipped
+    ones.
+    """
 
-        name = "run" if self.name == "check" else self.name
-        return {
-            build_option(setting, str(self.name)): setting.flag.group
-            for table in (Experiment, Execution, Services)
-            for setting in settings_of(table)
-            if name in setting.flag.commands
-        }
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Parse with the options of the shipped executors or, if that fails, of all executors."""
+        try:
+            return super().make_context(info_name, [*args], parent, **extra)
+        except click.UsageError:
+            from sweep.orchestration.executors.build import EXECUTORS, installed_executors
+
+            executors = installed_executors()
+            if executors == EXECUTORS:
+                raise
+            return super().make_context(info_name, args, parent, obj=executors, **extra)
+
+    def _groups(self, ctx: click.Context) -> "dict[click.Parameter, Group]":
+        from sweep.orchestration.executors.build import EXECUTORS
+
+        return build_options(str(self.name), ctx.obj or EXECUTORS)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [*self._groups, *super().get_params(ctx)]
+        return [*self._groups(ctx), *super().get_params(ctx)]
 
     def invoke(self, ctx: click.Context) -> Any:
         for sentence in self._unread_variables(ctx):
@@ -51,34 +65,69 @@ class SettingsCommand(click.Command):
     def _unread_variables(self, ctx: click.Context) -> list[str]:
         """Return sentences about environment variables that look like flags and are not read."""
         assert ctx.parent is not None and isinstance(ctx.parent.command, click.Group)
-        name, run = str(self.name), ctx.parent.command.commands["run"]
-        of_run = {variable_of("run", param) for param in run.get_params(ctx)}
-        settings = {variable_of("run", param) for param in self._groups}
+        name = str(self.name)
+        run = ctx.parent.command.commands["run"]
+        settings = {variable_of("run", param) for param in self._groups(ctx)}
         own = {variable_of(name, param) for param in self.get_params(ctx)}
         read = own | settings if name in READING_RUN else own
+
+        prefixes = (variable_prefix("run"), variable_prefix(name))
+        variables = {variable for variable in os.environ if variable.startswith(prefixes)}
+        of_run = {variable_of("run", param) for param in run.get_params(ctx)}
+        if variables - of_run - own:  # perhaps of another package's executor
+            _know_all_executors(ctx)
+            of_run = {variable_of("run", param) for param in run.get_params(ctx)}
+
         # Other commands share few settings with `sweep run`, and the rest does not concern them.
         expected = of_run if name in PLANNING else settings & of_run
         sentences = []
-        if ignored := sorted(expected.intersection(os.environ) - read):
+        ignored = sorted(expected.intersection(os.environ) - read)
+        if ignored:
             sentences.append(f"`sweep {name}` does not read {', '.join(ignored)}.")
-        prefixes = (variable_prefix("run"), variable_prefix(name))
-        for variable in sorted(os.environ.keys() - of_run - own):
-            if variable.startswith(prefixes):
-                hint = did_you_mean(variable, of_run | own) or "Correct it, or unset it."
-                sentences.append(f"{printable(cut(variable))} is the variable of no flag. {hint}")
+        for variable in sorted(variables - of_run - own):
+            hint = did_you_mean(variable, of_run | own) or "Correct it, or unset it."
+            sentences.append(f"{printable(cut(variable))} is the variable of no flag. {hint}")
         return sentences
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from sweep.config.settings import Group
 
+        _know_all_executors(ctx)
+        groups = self._groups(ctx)
         records = defaultdict(list)
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
                 other = Group.EVERYDAY if param.name in EVERYDAY else Group.OUTPUT
-                records[self._groups.get(param, other)].append(record)
+                records[groups.get(param, other)].append(record)
         for group in filter(records.get, Group):
             with formatter.section(group):
                 formatter.write_dl(records[group])
+
+
+def _know_all_executors(ctx: click.Context) -> None:
+    """Give the command of a context the options of all executors."""
+    from sweep.orchestration.executors.build import installed_executors
+
+    ctx.obj = installed_executors()
+
+
+@cache
+def build_options(
+    command: str, executors: "tuple[type[Executor], ...]"
+) -> "dict[click.Parameter, Group]":
+    """Return the options of a command's settings, and their groups."""
+    from sweep.config.experiment import Experiment
+    from sweep.config.settings import settings_of
+    from sweep.config.trial import Execution
+    from sweep.orchestration.executors.build import services_table
+
+    name = "run" if command == "check" else command
+    return {
+        build_option(setting, command): setting.flag.group
+        for table in (Experiment, Execution, services_table(executors))
+        for setting in settings_of(table)
+        if name in setting.flag.commands
+    }
 
 
 def variable_prefix(command: str) -> str:
@@ -96,18 +145,17 @@ def build_option(setting: "FlaggedField", command: str) -> click.Option:
     It also reads an environment variable of the command and, if it is about a planned sweep, that
     of `sweep run`.
     """
+    from sweep.config.settings import choices_of
+
     words = [f"--{setting.name.replace('_', '-')}"]
     commands = (command, "run") if command in READING_RUN else (command,)
     variables = [f"{variable_prefix(name)}{setting.name.upper()}" for name in commands]
     text, annotation = setting.field.description, setting.field.annotation
     if annotation is bool:
         return click.Option(words, help=text, is_flag=True, default=None, envvar=variables)
-    inner = () if get_origin(annotation) is tuple else get_args(annotation)
-    for part in (annotation, *inner):  # also for `Literal[…] | None`
-        if get_origin(part) is Literal:
-            return click.Option(
-                words, help=text, type=click.Choice(get_args(part)), envvar=variables
-            )
+    choices = choices_of(annotation)
+    if choices and get_origin(annotation) is not tuple:  # of which the user writes several
+        return click.Option(words, help=text, type=click.Choice(choices), envvar=variables)
     metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
     if metavar.startswith("KEY=VALUE"):
         join: Any = lambda context, param, values: ",".join(values) or None  # noqa: E731

@@ -20,7 +20,7 @@ class Overrides(TypedDict, total=False):
     devices_per_trial: int | str | None
     direction: Literal["minimize", "maximize"] | None
     evaluation: Mapping[str, Any] | None
-    executor: Literal["local", "ray", "slurm"] | None
+    executor: str | None
     generation_batch_size: int | str | None
     group_size: int | str | None
     init: str | None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.fields import FieldInfo
@@ -86,6 +86,14 @@ def settings_of(table: type[Settings]) -> Iterator[FlaggedField]:
                 yield FlaggedField(name, path, info, item)
 
 
+def choices_of(annotation: Any) -> tuple[Any, ...]:
+    """Return the values that a `Literal[…]` allows, or the one in another type; else none."""
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is Literal:
+            return get_args(part)
+    return ()
+
+
 def merge_settings(
     table: type[Settings], fields: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -108,7 +116,7 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
     except ValidationError as error:
         mistakes = error.errors()
         first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
-        keys = {".".join(path) for path, _ in _fields_of(table)}
+        keys = {".".join(path): info for path, info in _fields_of(table)}
         context = first.get("ctx", {})
         key, value, is_known = "", context.get("got", first["input"]), False
         for part in map(str, first["loc"]):  # also the tags of unions, and indices
@@ -125,6 +133,8 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
         names = context.get("names", ())
+        if first["type"] == "literal_error" and key in keys:
+            names = [str(choice) for choice in choices_of(keys[key].annotation)]
         remedy = REMEDIES.get(first["type"]) or did_you_mean(str(value), names)
         if first["type"] == "model_type":
             key, message = "", f"{key} must be a table"

@@ -92,14 +92,12 @@ class Execution(Settings, use_attribute_docstrings=True):
 
 
 class Services(Settings, use_attribute_docstrings=True):
-    """The executor and the stores of a command; they may differ from command to command."""
+    """The executor and the stores of a command; they may differ from command to command.
 
-    executor: Annotated[Literal["local", "ray", "slurm"], RunFlag(Group.DEVICES)] = "local"
-    """The machines that run trials."""
-    ray_address: Annotated[str | None, RunFlag(Group.DEVICES, metavar="HOST:PORT")] = None
-    """A running Ray cluster."""
-    slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None
-    """Options of SLURM jobs: partition=gpu,time=4h."""
+    The table of a command is derived from this one by `services_table` in
+    sweep/orchestration/executors/build.py, which adds the settings of the executors.
+    """
+
     tracking_uri: Annotated[str | None, Flag(Group.OUTPUT, commands=STORING)] = None
     """MLflow store: http://HOST:5000; by default a file in the folder."""
     storage: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
@@ -108,6 +106,8 @@ class Services(Settings, use_attribute_docstrings=True):
     """Minutes without a step after which an attempt ends; at least 10 times its longest step."""
     no_user_code: Annotated[bool, Flag(Group.MODEL)] = False
     """Refuse experiments that name code, as module:object."""
+    executor: Annotated[str, RunFlag(Group.DEVICES)] = "local"
+    """The machines that run trials."""
 
 
 class TrialConfig(Settings):

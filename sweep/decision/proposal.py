@@ -21,8 +21,10 @@ from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
 SERVICES = {setting.name for setting in settings_of(Services)}
 OF_SEEDS = {"seeds", "max_seeds", "max_hours"}
-# Those of the newest command count, also if it leaves them out.
-PER_COMMAND = {"out", "lr", "batches", "tolerance", *OF_SEEDS, *SERVICES}
+# Flags that hold until a later command changes them. The others are the services, the settings of
+# an executor and the folder: those of the newest command count, also if it leaves them out.
+LASTING = {setting.name for table in (Experiment, Execution) for setting in settings_of(table)}
+LASTING -= {"lr", "batches", "tolerance", *OF_SEEDS}
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def command_with(plan: Plan, **changes: Any) -> str:
     experiment = None
     for words in plan.commands:
         experiment, newer = parse_command(words)
-        flags = {name: flags[name] for name in flags if name not in PER_COMMAND} | newer
+        flags = {name: flags[name] for name in flags if name in LASTING} | newer
     if changes.get("seeds", "auto") != "auto":
         flags = {name: flags[name] for name in flags if name not in OF_SEEDS}
     kept = {name: flags[name] for name in flags if name not in changes}

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sweep.config.settings import Settings
 from sweep.errors import SweepError
-from sweep.orchestration.executors import LocalExecutor
+from sweep.orchestration.executors.local import LocalExecutor
 from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.orchestration.runner import holding
 from sweep.plan.policies import parse_policy
@@ -50,7 +51,8 @@ class _Trainings:
     """Trainings of one trial, each in a folder of its own, compared with the first of them."""
 
     def __init__(self, request: Request, on_start: Callable[[str], None], steps: int) -> None:
-        self.folder, self.on_start = SweepFolder(request.folder.path / "check"), on_start
+        self.folder = SweepFolder(request.folder.path / "check")
+        self.on_start = on_start
         for name in ("first", "again", "split", "resumed"):
             remove(self.folder.path / name)
         experiment = request.experiment
@@ -76,11 +78,11 @@ class _Trainings:
     ) -> tuple[Outcome, TrialFolder]:
         """Train in a folder of this name; kill the command once it has reported so many lines."""
         self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
-        folder, execution = SweepFolder(self.folder.path / name), self.plan.execution
+        folder = SweepFolder(self.folder.path / name)
         save_plan(self.plan, folder)
         trial = folder.trial(str(self.row.id))
         trial.write_status(begin_attempt(trial.read_status().changed(**status)))
-        executor = LocalExecutor(execution.device, execution.devices)
+        executor = LocalExecutor(Settings(), self.plan.execution, folder)
         future = executor.submit(trial, executor.slots[0])
         try:
             while not future.done() and len(_reported(trial)) < most_lines:

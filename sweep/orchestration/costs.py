@@ -18,7 +18,7 @@ from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.data.tokens import find_prepared
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.search import Forecast
-from sweep.orchestration.executors import attempt_slots
+from sweep.orchestration.executors.local import attempt_slots
 from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.training.process import run_job

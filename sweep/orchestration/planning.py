@@ -17,6 +17,7 @@ from sweep.config.settings import Table, merge_settings, parse_settings, setting
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.config.workloads import DECLARATIONS, UserWorkload
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
+from sweep.orchestration.executors.build import executors_of, find_executor, services_table
 from sweep.plan.commands import typed_command
 from sweep.plan.course import Course
 from sweep.plan.growth import grow_plan
@@ -82,7 +83,7 @@ def read_request(
         return parse_settings(table, merge_settings(table, {}, own), "settings")
 
     command, unrecorded = record_command(experiment, settings, out)
-    services = parse(Services)
+    services = parse(services_table(executors_of(settings)))
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
     refuse_without_effect(parsed, settings)
@@ -105,7 +106,7 @@ def record_command(
     There are no words if only Python can give a setting. An address with a password or a token is
     left out, because plan.json and the report show the words.
     """
-    tables = (Experiment, Execution, Services)
+    tables = (Experiment, Execution, services_table(executors_of(settings)))
     flags = {field.name for table in tables for field in settings_of(table)}
     python_only = sorted(
         name for name, value in settings.items() if name not in flags or isinstance(value, dict)
@@ -146,14 +147,14 @@ class Planned:
 def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     """Plan a command, or extend its folder's plan.
 
-    `is_elsewhere`: trials run on other machines, which any executor but local implies.
+    `is_elsewhere`: trials run on other machines, which the executor may imply.
     """
     request, inputs = identify_inputs(request)
     experiment, chosen, folder = request.experiment, request.execution, request.folder
     old = _find_plan(folder, inputs.code)
     recorded: Any = {"command": request.command, "unrecorded": request.unrecorded}
     if old is None:
-        is_elsewhere = is_elsewhere or request.services.executor != "local"
+        is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
         new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
         plan = new = new.with_execution(**_bound_by_memory(new))
     else:

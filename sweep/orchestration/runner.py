@@ -15,7 +15,8 @@ from sweep.data.tokens import prepare_data
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration import planning
 from sweep.orchestration.costs import check_disk
-from sweep.orchestration.executors import Executor, build_executor, check_services
+from sweep.orchestration.executors.base import Executor
+from sweep.orchestration.executors.build import build_executor, check_services
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import PlannedTrial

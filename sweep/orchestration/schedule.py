@@ -8,7 +8,7 @@ from typing import Any
 
 from sweep.config.trial import STALL_MINUTES, TrialConfig
 from sweep.errors import SweepError
-from sweep.orchestration.executors import Executor
+from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
 from sweep.plan.course import Course

@@ -8,9 +8,10 @@ from typing import Any
 
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
+from sweep.config.settings import settings_of
 from sweep.config.trial import Execution
 from sweep.config.workloads import UserWorkload
-from sweep.decision.proposal import SERVICES
+from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.planning import record_command
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan
@@ -21,6 +22,7 @@ from tests.analysis.fake_sweeps import fake_result
 from tests.plans import Inputs
 
 CPU = Execution(device="cpu", threads=2)
+SERVICES = {setting.name for setting in settings_of(services_table())}
 BATCHES = ("4,8", "4,16,64", "2,4,8,16", "1,2", "6,10,15", "7,16,60", "32,64,128")
 MAXIMIZED = UserWorkload(
     object="my_project:Classifier", objective="accuracy", direction="maximize", tolerance=0.02

@@ -29,7 +29,8 @@ TOKENS = BATCHES[-1]  # one step at each batch size
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
     """Plan and run `count` trials; return seconds, peak memory and the number of ended trials."""
     from sweep.config.load import load_experiment
-    from sweep.config.trial import Execution, Services
+    from sweep.config.trial import Execution
+    from sweep.orchestration.executors.build import services_table
     from sweep.orchestration.planning import Request, make_plan
     from sweep.orchestration.progress import Progress
     from sweep.orchestration.runner import run_plan
@@ -39,7 +40,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     folder, started = SweepFolder(out), time.perf_counter()
     fields = {"batches": BATCHES, "seeds": count // len(BATCHES), "budget": TOKENS}
     experiment = load_experiment("quadratic", fields)
-    services = Services(executor="ray" if kind == "ray" else "local")
+    services = services_table()(executor="ray" if kind == "ray" else "local")
     execution = Execution(device="cpu", keep="none")
     planned = make_plan(Request(experiment, execution, folder, services))
     seconds_planning = time.perf_counter() - started

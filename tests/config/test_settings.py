@@ -14,8 +14,9 @@ from sweep.config.numbers import (
     parse_count,
 )
 from sweep.config.settings import merge_settings, parse_settings, settings_of
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
+from sweep.orchestration.executors.build import services_table
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.process import run_job
 from sweep.usercode.identity import check_code, describe_objects, identify_code
@@ -60,7 +61,7 @@ def test_counts_and_seconds_are_written_for_people():
     assert format_seconds(3.21) == "3.21 s" and format_seconds(7200) == "2 h"
 
 
-ALL = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]
+ALL = [s for table in (Experiment, Execution, services_table()) for s in settings_of(table)]
 
 
 def test_no_two_settings_share_a_name_and_all_have_a_help_text():
@@ -133,6 +134,7 @@ WRONG_TEXTS = [
     ("seed = 3", "Did you mean 'seeds'?"),
     ("batch_size = 8", "Did you mean 'batches'?"),
     ("optimizer.name = 'adam'", "Did you mean 'adamw'?"),
+    ("precision = 'bf61'", "got 'bf61'. Did you mean 'bf16'?"),
     ("schedule.name = 'cosin'", "cosine, constant or your module:object"),
     ("workload = 'x'", "workload"),
     ("init = 'x'\nworkload = 'quadratic'", "apply only to language models"),

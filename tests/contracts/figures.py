@@ -75,7 +75,7 @@ def private_interfaces() -> set[tuple[str, str]]:
                     private = names[:1] if module else names[1:]
                     uses |= {(name_of(path), name) for name in private if PRIVATE.search(name)}
         for node in nodes(path):
-            if isinstance(node, ast.keyword) and (node.arg or "").startswith("_"):
+            if isinstance(node, ast.keyword) and PRIVATE.search(node.arg or ""):
                 uses.add((name_of(path), node.arg))
             if isinstance(node, ast.Attribute):
                 text = ast.unparse(node)

@@ -5,16 +5,17 @@ from concurrent.futures import Future
 
 import torch
 
+from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome
 from sweep.training.worker import run_attempt
 from sweep.trial.folder import TrialFolder
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """Runs each attempt in this process when it is submitted."""
 
     def __init__(self) -> None:
-        self.slots: list[dict[str, str]] = [{}]
+        self.slots = [{}]
         self._answer: str | None = None
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:

@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from sweep.config.trial import Services
-from sweep.orchestration.ray_executor import ENVIRONMENT
+from sweep.orchestration.executors.build import services_table
+from sweep.orchestration.executors.ray import ENVIRONMENT
 from tests.faults.judge import Scene
 from tests.orchestration.clusters import RAY_TOKEN
 from tests.servers import postgres_server
@@ -30,10 +31,10 @@ def services(request):
                 for name, value in {**RAY_TOKEN, **ENVIRONMENT}.items():  # before it is imported
                     patch.setenv(name, value)
                 pytest.importorskip("ray", reason="needs the extra ray")
-                yield Services(executor="ray")
+                yield services_table()(executor="ray")
             case "slurm":
                 pytest.importorskip("submitit", reason="needs the extra slurm")
-                yield Services(executor="slurm", slurm="cluster=local")
+                yield services_table()(executor="slurm", slurm="cluster=local")
             case "postgres":
                 with postgres_server("mlflow") as server:
                     yield Services(tracking_uri=server.address("mlflow"))

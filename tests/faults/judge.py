@@ -11,8 +11,9 @@ import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from sweep.config.settings import Settings
 from sweep.config.trial import Services
-from sweep.orchestration.executors import LocalExecutor
+from sweep.orchestration.executors.local import LocalExecutor
 from sweep.orchestration.runner import run_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
@@ -20,7 +21,7 @@ from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.folder import State, SweepFolder, TrialFolder, find_damage
 from sweep.trial.lease import is_locked
-from tests.orchestration.clusters import LOCAL, Command, plan_trials, planned
+from tests.orchestration.clusters import LOCAL, ON_CPU, Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 
 PER_ATTEMPT = ("time", "perf/tokens_per_second")  # what two equal trainings may differ in
@@ -54,7 +55,7 @@ class Scene:
         self._keep("planned")
         plan = load_plan(self.folder)
         assert plan is not None
-        executor = LocalExecutor("cpu")
+        executor = LocalExecutor(Settings(), ON_CPU, self.folder)
         steps = min(row.steps for row in plan.known_trials)
         for pause in (steps // 3, steps // 2):
             schedule = Scheduler(plan, self.folder, executor)

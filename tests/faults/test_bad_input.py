@@ -14,7 +14,8 @@ import pytest
 from sweep.cli import main
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Execution
+from sweep.orchestration.executors.build import services_table
 from sweep.resources import sha256_of_file
 from sweep.tracking.store import read_record
 from sweep.trial.files import read_json, seal, write_json
@@ -33,7 +34,7 @@ NONSENSE = (
     *("http://", "sqlite://", "sqlite:///", "postgresql://x:y@", "hf:", "hf:a", "hf:a/b@c d"),
     *(",".join(map(str, range(1, 100_000))), "\x1b[2J", "\u202e", "💥", "a\nb", "%s", "{0}"),
 )
-FLAGS = [s.name for table in (Experiment, Execution, Services) for s in settings_of(table)]
+FLAGS = [s.name for table in (Experiment, Execution, services_table()) for s in settings_of(table)]
 VALUES = [None, True, -1, 0, 1.5, 1e308, 10**30, 10**400, "", "x", [], {}, [[]], {"a": 1}]
 VALUES += ["../../x", "/dev/null", "\x1b[2J", "\ud800", "http://u:p@h", "sqlite:////x.db"]
 SHORT = 60  # cases of each kind

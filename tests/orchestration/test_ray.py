@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sweep.config.trial import Execution
-from sweep.orchestration.ray_executor import ENVIRONMENT, RayExecutor
+from sweep.orchestration.executors.ray import ENVIRONMENT, RayExecutor, RaySettings
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.device import available_cores
@@ -218,7 +218,7 @@ def test_attempts_share_neither_device_nor_process(
         note.unlink(missing_ok=True)
     cluster.add(**({"num_cpus": 4, "num_gpus": 4} if device == "cuda" else {}))
     execution = Execution(device=device, devices=devices, threads=available_cores())
-    executor = RayExecutor(execution, cluster.address)
+    executor = RayExecutor(RaySettings(ray_address=cluster.address), execution, folder)
     for trial in folder.trials():
         trial.write_status(begin_attempt(trial.read_status()))
     futures = [executor.submit(trial, {}) for trial in folder.trials()]

@@ -11,7 +11,7 @@ from sweep.api import run_sweep
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.executors import attempt_slots
+from sweep.orchestration.executors.local import attempt_slots
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics

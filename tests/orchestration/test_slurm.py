@@ -11,10 +11,10 @@ import pytest
 
 from sweep.config.trial import Services
 from sweep.errors import SweepError
-from sweep.orchestration import slurm_executor
-from sweep.orchestration.executors import check_services
+from sweep.orchestration.executors import slurm
+from sweep.orchestration.executors.build import check_services, services_table
+from sweep.orchestration.executors.slurm import SlurmExecutor, SlurmSettings
 from sweep.orchestration.runner import run_plan
-from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.plan.retry import begin_attempt
 from sweep.trial import lease
 from sweep.trial.files import canonical_json, seal
@@ -36,8 +36,8 @@ from tests.orchestration.little_slurm import LittleSlurm
 pytest.importorskip("submitit", reason="needs the extra slurm")
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # many processes on a busy machine
 
-LOCALLY = Services(executor="slurm", slurm="cluster=local")
-ON_SLURM = Services(executor="slurm")
+LOCALLY = services_table()(executor="slurm", slurm="cluster=local")
+ON_SLURM = services_table()(executor="slurm")
 OPTIONS = ("--executor", "slurm", "--slurm", "cluster=local", "--device", "cpu")
 
 
@@ -57,8 +57,8 @@ def cluster(tmp_path, monkeypatch):
 
     watcher = type(submitit.SlurmJob.watcher)(delay_s=1)
     monkeypatch.setattr(submitit.SlurmJob, "watcher", watcher)
-    monkeypatch.setattr(slurm_executor, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(slurm_executor, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "RETRY_SECONDS", 0.1)
     with LittleSlurm(tmp_path / "slurm") as little:
         monkeypatch.setenv("PATH", str(little.folder), prepend=os.pathsep)
         yield little
@@ -72,7 +72,7 @@ def submit(tmp_path, go, cluster):
     def submit_here(request=None, execution=None, **fields):
         folder = plan_trials(tmp_path / "jobs", **fields)
         decided = planned(folder).plan.execution.model_copy(update=execution or {})
-        executors.append(SlurmExecutor(decided, folder, parse_request(request)))
+        executors.append(SlurmExecutor(SlurmSettings(slurm=request), decided, folder))
         for trial in folder.trials():
             trial.write_status(begin_attempt(trial.read_status()))
         return executors[-1], folder, [executors[-1].submit(t, {}) for t in folder.trials()]
@@ -188,7 +188,7 @@ def test_without_accounting_a_requeued_job_in_the_queue_is_not_lost(submit, clus
     cluster.give_notice(job)
     go.touch()
     wait_until(lambda: cluster.jobs[job].state == "PENDING")
-    time.sleep(20 * slurm_executor.POLL_SECONDS)
+    time.sleep(20 * slurm.POLL_SECONDS)
     assert not future.done()
     cluster.resize(1)
     assert future.result(SECONDS).kind == "complete"
@@ -275,7 +275,7 @@ def test_a_job_that_sbatch_refuses_is_submitted_once_more(run, cluster, go, refu
 )
 def test_an_invalid_request_is_refused(text, message):
     with pytest.raises(SweepError, match=message):
-        check_services(Services(executor="slurm", slurm=text))
+        check_services(services_table()(executor="slurm", slurm=text))
 
 
 def test_without_slurm_the_command_refuses_to_run(run, monkeypatch, tmp_path):

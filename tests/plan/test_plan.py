@@ -9,7 +9,7 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, Science
 from sweep.decision.proposal import answering_command, propose_answer
 from sweep.errors import SweepError
-from sweep.plan.commands import typed_command
+from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.growth import grow_plan
 from sweep.trial.files import sha256_of
 from sweep.version import FORMAT_VERSION
@@ -132,6 +132,21 @@ def test_a_command_has_the_flags_that_were_given_as_the_command_line_reads_them(
     words = "--lr 1e-3 --batches 4,8 --activation-checkpointing --microbatch 2"
     command = shlex.join(typed_command("quick", {**flags, "microbatch": 2, "keep": False}))
     assert command == f"sweep run quick {words}"
+
+
+@pytest.mark.parametrize("experiment", ["quick", None])
+def test_a_written_command_is_read_back_also_with_flags_of_an_executor(experiment):
+    flags = {
+        "no_user_code": True,
+        "command": "--run {batch_size}",
+        "slurm": "",
+        "queue_is_fast": True,
+        "queue_words": "--a=b",
+        "queue_name": "x=y",
+        "lr": "-1",
+        "keep": True,
+    }
+    assert parse_command(typed_command(experiment, flags)) == (experiment, flags)
 
 
 def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags():

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sweep.config.numbers import parse_count
+from sweep.config.settings import Group, RunFlag, Settings
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
+from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome
 from sweep.training import run_cluster_attempt
 from sweep.trial.files import cache_dir, sha256_of
@@ -30,30 +32,56 @@ DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
 MINUTES = {"m": 1, "h": 60, "d": 1440}
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
-OUTCOMES = {"CANCELLED": "error", "OUT_OF_MEMORY": "out_of_memory"}  # by state; others are lost
-OUTCOMES |= {"PREEMPTED": "preempted", "TIMEOUT": "preempted"}
+OUTCOMES = {  # by state of a job; others are lost
+    "CANCELLED": "error",
+    "OUT_OF_MEMORY": "out_of_memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "preempted",
+}
 
 
-def parse_request(text: str | None) -> dict[str, Any]:
-    """Parse `--slurm` into parameters of submitit, `at_once` and `cluster`."""
+class SlurmSettings(Settings, use_attribute_docstrings=True):
+    slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None
+    """Options of SLURM jobs: partition=gpu,time=4h."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The value of `--slurm`."""
+
+    cluster: str  # slurm or local, as submitit names them
+    at_once: int  # jobs in the queue at the same time
+    parameters: dict[str, Any]  # of submitit
+
+
+def parse_request(text: str | None) -> JobRequest:
+    """Parse the value of `--slurm`."""
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     words = DEFAULTS | {key.strip(): value.strip() for key, _, value in pairs}
-    cluster, time_limit = words["cluster"], words["time"]
-    if not (words.keys() <= set(KEYS) and all(words.values()) and cluster in ("slurm", "local")):
+    cluster = words["cluster"]
+    is_complete = words.keys() <= set(KEYS) and all(words.values())
+    if not is_complete or cluster not in ("slurm", "local"):
         keys = ", ".join(KEYS) + " (slurm or local)"
         raise SweepError(f"slurm must be KEY=VALUE,… with the keys {keys}, got {text!r}.")
-    match = re.fullmatch(r"(\d+)([mhd])", time_limit)
+
+    parameters: dict[str, Any] = {"timeout_min": _parse_minutes(words["time"])}
+    for key in SBATCH_KEYS:
+        if key in words:
+            parameters[f"slurm_{key}"] = words[key]
+    at_once = parse_count(words["at_once"], "slurm's at_once")
+    if "memory" in words:
+        parameters["mem_gb"] = parse_count(words["memory"], "slurm's memory") / 2**30
+    if "cores" in words:
+        parameters["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
+    return JobRequest(cluster, at_once, parameters)
+
+
+def _parse_minutes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([mhd])", text)
     minutes = int(match[1]) * MINUTES[match[2]] if match else 0
     if minutes < 5:  # SLURM announces the end of a job 90 s before
-        raise SweepError(f"slurm's time must be 5m or longer, got {time_limit!r}. Write it as 4h.")
-    request: dict[str, Any] = {"timeout_min": minutes, "cluster": cluster}
-    request |= {f"slurm_{key}": words[key] for key in SBATCH_KEYS if key in words}
-    request["at_once"] = parse_count(words["at_once"], "slurm's at_once")
-    if "memory" in words:
-        request["mem_gb"] = parse_count(words["memory"], "slurm's memory") / 2**30
-    if "cores" in words:
-        request["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
-    return request
+        raise SweepError(f"slurm's time must be 5m or longer, got {text!r}. Write it as 4h.")
+    return minutes
 
 
 @dataclass
@@ -81,40 +109,56 @@ class Job:
         return DelayedSubmission(self)
 
 
-class SlurmExecutor:
+class SlurmExecutor(Executor):
     """Executor that submits a job for each attempt; all nodes must share the sweep's folder."""
 
-    def __init__(self, execution: Execution, folder: SweepFolder, request: dict[str, Any]) -> None:
+    name = "slurm"
+    extra = "slurm"
+    library = "submitit"
+    settings = SlurmSettings
+
+    @classmethod
+    def check(cls, settings: SlurmSettings) -> None:
+        parse_request(settings.slurm)
+
+    def __init__(self, settings: SlurmSettings, execution: Execution, folder: SweepFolder) -> None:
         import submitit
 
-        name = f"{folder.name}-{sha256_of(str(folder.path.resolve()))[:8]}"
-        request, jobs = dict(request), cache_dir() / "submitit" / name
-        cluster, at_once = request.pop("cluster"), request.pop("at_once")
+        request = parse_request(settings.slurm)
+        jobs = f"{folder.name}-{sha256_of(str(folder.path.resolve()))[:8]}"
         requeues = dict.fromkeys(("slurm_max_num_timeout", "local_max_num_timeout"), 10**6)
         try:
-            self._submitit = submitit.AutoExecutor(jobs, cluster=cluster, **requeues)
+            self._submitit = submitit.AutoExecutor(
+                cache_dir() / "submitit" / jobs, cluster=request.cluster, **requeues
+            )
         except RuntimeError as error:
             raise SweepError(
                 "executor slurm must run on a machine of a SLURM cluster, but srun is not on PATH. "
                 "Log in to such a machine, or try the executor here with --slurm cluster=local."
             ) from error
-        needs: dict[str, Any] = {"cpus_per_task": execution.threads * execution.devices}
-        if execution.device == "cuda":
-            cores = min(execution.threads, 8) * execution.devices
-            needs = {"gpus_per_node": execution.devices, "cpus_per_task": cores}
-        needs["slurm_setup"] = ["export PYTHONSAFEPATH=1"]  # not the current folder
+
         os.environ["PYTHONSAFEPATH"] = "1"  # jobs of cluster=local inherit it
-        self._submitit.update_parameters(**{"name": f"sweep-{folder.name}", **needs, **request})
-        self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
-        self.slots: list[dict[str, str]] = [{}] * at_once
-        self._is_stopping = self._is_killing = False
+        parameters = {
+            "name": f"sweep-{folder.name}",
+            "slurm_setup": ["export PYTHONSAFEPATH=1"],  # not the current folder
+            **_needs_of_a_trial(execution),
+            **request.parameters,
+        }
+        self._submitit.update_parameters(**parameters)
+
+        self._folder = folder
+        self._threads = ThreadPoolExecutor(request.at_once, "slurm")
+        self.slots = [{}] * request.at_once
+        self._is_stopping = False
+        self._is_killing = False
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         return self._threads.submit(self._run, folder, folder.read_status().fencing)
 
     def stop(self, force: bool = False) -> None:
         """Ask all attempts of the sweep to end, also an earlier command's; or cancel all jobs."""
-        self._is_stopping, self._is_killing = True, force or self._is_killing
+        self._is_stopping = True
+        self._is_killing = force or self._is_killing
         for trial in self._folder.trials():
             status = trial.read_status()
             if status.fencing and not status.state.is_finished:
@@ -134,22 +178,27 @@ class SlurmExecutor:
         while True:
             time.sleep(POLL_SECONDS)
             with contextlib.suppress(OSError):  # a shared file system may fail for a moment
-                if outcome := self._outcome(job, trial, number, lease):
+                outcome = self._outcome(job, trial, number, lease)
+                if outcome:
                     return outcome
 
     def _outcome(
         self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch
     ) -> Outcome | None:
-        has_result, is_running = job.paths.result_pickle.exists(), _is_running(trial, number)
+        """Return how an attempt ended; None if it may still end."""
+        has_result = job.paths.result_pickle.exists()
+        is_running = _is_running(trial, number)
         if self._is_killing or (self._is_stopping and not (has_result or is_running)):
             job.cancel(check=False)
             return Outcome("stopped", "its job was cancelled")
+
         is_over = job.done()  # calls sacct now and then, for all jobs
         state = str(job.state).upper().partition(" ")[0]
         if state in ("SUSPENDED", "RESIZING") and not has_result:  # ended, according to submitit
             job.watcher.clear()  # else submitit would not ask for the states of ended jobs again
             time.sleep(RETRY_SECONDS)
             return None
+
         kind = OUTCOMES.get(state)
         if has_result or (is_over and not kind):
             if job.exception() is None:  # waits for a slow file system
@@ -157,8 +206,19 @@ class SlurmExecutor:
             kind = "error" if job.paths.result_pickle.exists() else "lost"
         elif state == "UNKNOWN" and is_running and not lease.is_alive():  # without accounting
             kind = "lost" if _is_running(trial, number) else None  # it may have ended just now
-        see = f"job {job.job_id} ended in state {state}; see {trial.log_path}"
-        return Outcome("stopped" if self._is_stopping else kind, see) if kind else None
+        if not kind:
+            return None
+
+        message = f"job {job.job_id} ended in state {state}; see {trial.log_path}"
+        return Outcome("stopped" if self._is_stopping else kind, message)
+
+
+def _needs_of_a_trial(execution: Execution) -> dict[str, int]:
+    """Return the cores and GPUs of a job, as parameters of submitit."""
+    if execution.device == "cuda":
+        cores = min(execution.threads, 8) * execution.devices
+        return {"gpus_per_node": execution.devices, "cpus_per_task": cores}
+    return {"cpus_per_task": execution.threads * execution.devices}
 
 
 def _is_running(trial: TrialFolder, number: int) -> bool:

@@ -9,13 +9,15 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from sweep.config.settings import Group, RunFlag, Settings
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
+from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome
 from sweep.training import run_cluster_attempt
-from sweep.trial.folder import TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import DEAD_SECONDS
 
 POLL_SECONDS = 1.0  # between two checks of the cluster's nodes
@@ -27,31 +29,37 @@ ENVIRONMENT = {
 LOG = logging.getLogger(__name__)
 
 
-class RayExecutor:
+class RaySettings(Settings, use_attribute_docstrings=True):
+    ray_address: Annotated[str | None, RunFlag(Group.DEVICES, metavar="HOST:PORT")] = None
+    """A running Ray cluster."""
+
+
+class RayExecutor(Executor):
     """Executor on the Ray cluster at an address, or on a local one that ends with this process."""
 
-    def __init__(self, execution: Execution, address: str | None) -> None:
+    name = "ray"
+    extra = "ray"
+    library = "ray"
+    settings = RaySettings
+
+    def __init__(self, settings: RaySettings, execution: Execution, folder: SweepFolder) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)  # Ray reads some of them when it is imported
         import ray
 
-        self._ray, cores = ray, execution.threads * execution.devices
-        local = {} if address else {"include_dashboard": False, "num_cpus": cores}
-        is_cuda = execution.device == "cuda"
-        self._resource, self._needed = ("GPU", execution.devices) if is_cuda else ("CPU", cores)
+        self._ray = ray
+        self._resource = "CPU"
+        self._needed = execution.threads * execution.devices
+        if execution.device == "cuda":
+            self._resource = "GPU"
+            self._needed = execution.devices
+
         self._lock = threading.RLock()  # held while Ray is called and could be left
         self._attempts: dict[Any, tuple[Future[Outcome], Path]] = {}  # future and log, by task
-        self._is_stopping = self._is_closing = False
-        try:
-            _check_reachable(address)
-            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-            ray.init(address or "local", **quiet, **local)
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise SweepError(
-                f"ray-address must be the address of a Ray cluster, got {address!r} ({reason}). "
-                "Start one with `ray start --head`, or leave the flag out to use this machine."
-            ) from error
+        self._is_stopping = False
+        self._is_closing = False
+
+        self._connect(settings.ray_address, execution.threads * execution.devices)
         self._address = str(ray.get_runtime_context().gcs_address)
         capacity = self._capacity()
         if not capacity:
@@ -61,24 +69,46 @@ class RayExecutor:
                 f"the Ray cluster must have a node with {needs} for each trial. Add one, or choose "
                 "another --device."
             )
-        self.slots: list[dict[str, str]] = [{}] * (2 * capacity)  # so that Ray has a queue
+
+        self.slots = _slots(capacity)
         self._watcher = threading.Thread(target=self._watch, name="ray", daemon=True)
         self._watcher.start()
 
+    def _connect(self, address: str | None, cores: int) -> None:
+        """Connect to a cluster, or start one on this machine with so many CPUs."""
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if not address:
+            options |= {"include_dashboard": False, "num_cpus": cores}
+        try:
+            _check_reachable(address)
+            self._ray.init(address or "local", **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise SweepError(
+                f"ray-address must be the address of a Ray cluster, got {address!r} ({reason}). "
+                "Start one with `ray start --head`, or leave the flag out to use this machine."
+            ) from error
+
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-        path, number = folder.path.absolute(), folder.read_status().fencing
+        path = folder.path.absolute()
+        number = folder.read_status().fencing
         with self._lock:
             if self._is_stopping or not self.slots:
                 future.set_result(Outcome("stopped", "not submitted", has_begun=False))
-            else:
-                # One call per process, and no retries by Ray.
-                options = {"max_calls": 1, "max_retries": 0}
-                options[f"num_{self._resource.lower()}s"] = self._needed
-                # ray.cancel() sends SIGINT
-                words = {signal.SIGINT: "stopped", signal.SIGTERM: "preempted"}
-                task = self._ray.remote(**options)(run_cluster_attempt).remote(path, number, words)
-                self._attempts[task] = future, folder.log_path
+                return future
+
+            options = {
+                "max_calls": 1,  # one call per process
+                "max_retries": 0,  # by Ray
+                f"num_{self._resource.lower()}s": self._needed,
+            }
+            words = {
+                signal.SIGINT: "stopped",  # sent by ray.cancel()
+                signal.SIGTERM: "preempted",
+            }
+            task = self._ray.remote(**options)(run_cluster_attempt).remote(path, number, words)
+            self._attempts[task] = (future, folder.log_path)
         return future
 
     def stop(self, force: bool = False) -> None:
@@ -96,12 +126,14 @@ class RayExecutor:
         answered = time.monotonic()
         while self._attempts or not self._is_closing:
             try:
-                self.slots = [{}] * (2 * max(1, self._capacity()))
+                self.slots = _slots(max(1, self._capacity()))
                 answered = time.monotonic()
-                if tasks := list(self._attempts):
+                tasks = list(self._attempts)
+                if tasks:
                     for task in self._ray.wait(tasks, timeout=POLL_SECONDS)[0]:
                         outcome = self._outcome(task)
-                        self._attempts.pop(task)[0].set_result(outcome)
+                        future, _ = self._attempts.pop(task)
+                        future.set_result(outcome)
                     continue
             except (OSError, self._ray.exceptions.RayError):
                 if time.monotonic() - answered > DEAD_SECONDS:
@@ -120,7 +152,8 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _outcome(self, task: Any) -> Outcome:
-        errors, log = self._ray.exceptions, self._attempts[task][1]
+        errors = self._ray.exceptions
+        _, log = self._attempts[task]
         try:
             return self._ray.get(task)  # type: ignore[no-any-return]
         except errors.RayError as error:
@@ -137,8 +170,14 @@ class RayExecutor:
     def _capacity(self) -> int:
         """Return how many attempts fit the cluster's nodes; OSError if its head does not answer."""
         _check_reachable(self._address)  # else Ray would block, and end this process
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return sum(int(node.get(self._resource, 0) // self._needed) for node in nodes)
+        resources = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        amounts = [of_node.get(self._resource, 0) for of_node in resources]
+        return sum(int(amount // self._needed) for amount in amounts)
+
+
+def _slots(capacity: int) -> list[dict[str, str]]:
+    """Return twice as many slots as attempts can run, so that Ray has a queue."""
+    return [{}] * (2 * capacity)
 
 
 def _check_reachable(address: str | None) -> None:

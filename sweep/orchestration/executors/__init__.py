@@ -1,0 +1,1 @@
+"""Executors: where attempts run. One file each; `build.py` lists them."""

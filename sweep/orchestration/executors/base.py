@@ -1,0 +1,45 @@
+"""The base class of executors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+from sweep.config.settings import Settings
+from sweep.config.trial import Execution
+from sweep.plan.retry import Outcome
+from sweep.trial.folder import SweepFolder, TrialFolder
+
+
+class Executor(ABC):
+    """Runs attempts. The jobs of a cluster call `sweep.training.run_cluster_attempt`."""
+
+    name: ClassVar[str]  # value of --executor
+    extra: ClassVar[str | None] = None  # extra of this package that installs `library`
+    library: ClassVar[str | None] = None  # module that only this executor's file imports
+    settings: ClassVar[type[Settings]] = Settings  # table with the flags of this executor
+    is_elsewhere: ClassVar[bool] = True  # False: all attempts run on the command's machine
+
+    slots: list[dict[str, str]]
+    """The environment of each attempt that may run now; empty: the command has to stop."""
+
+    @classmethod
+    def check(cls, settings: Any) -> None:
+        """Raise SweepError if the settings, of the type `cls.settings`, have a wrong value."""
+        return None
+
+    @abstractmethod
+    def __init__(self, settings: Any, execution: Execution, folder: SweepFolder) -> None:
+        """Connect to the machines; raise SweepError if they cannot run trials."""
+
+    @abstractmethod
+    def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
+        """Start the newest attempt of a trial; the future holds its outcome."""
+
+    @abstractmethod
+    def stop(self, force: bool = False) -> None:
+        """Ask all attempts to checkpoint and end; with `force` end them at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for all attempts."""
