@@ -125,7 +125,7 @@ def proved_probe(out: Path) -> str:
     ]
     confirmed = fits == [True] * largest + [False] * 3
     leaky = probe_memory(
-        "quadratic", **within, workload="odd:Leaky", batches=[4], largest=8, soak=200
+        "quadratic", **within, workload={"kind": "odd:Leaky"}, batches=[4], largest=8, soak=200
     )["soak"]["leak"]
     low, high = leaky["interval"]
     has_leak = document["soak"]["leak"]["is_found"]

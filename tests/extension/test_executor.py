@@ -12,7 +12,7 @@ import pytest
 
 from sweep.orchestration.executors.build import installed_executors
 from sweep.orchestration.planning import read_request
-from sweep.plan.proposal import parse_command
+from sweep.plan.commands import parse_command
 from sweep.trial.folder import State, SweepFolder
 from tests.extension.packages import launcher_modules, write_launcher, write_package
 from tests.orchestration.clusters import assert_same, wait_until
