@@ -1,7 +1,9 @@
 """The checks: every fact that a claim about batch sizes rests on, judged once.
 
 The report and `sweep audit` make these checks. A check is one function with the decorator `check`
-in trials.py (a table of trials), curves.py (steps to a target) or commands.py (`sweep check`).
+in trials.py (a table of trials), curves.py (steps to a target) or commands.py (`sweep check`). A
+package adds one to tables of trials by the same decorator, and names the module in the group of
+entry points `sweep.checks`.
 """
 
 from sweep.analysis.checks import commands, curves, trials

@@ -9,13 +9,16 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, TypeVar
 
 from sweep.errors import SweepError, user_code
+from sweep.usercode.extensions import load_extensions
 
 PASS = "PASS"
 FAIL = "FAIL"
 NOT_APPLICABLE = "NOT APPLICABLE"
+EXTENSIONS = "sweep.checks"  # the entry points of packages that register checks
 
 
 class Subject(StrEnum):
@@ -141,8 +144,14 @@ def register(definition: CheckDefinition) -> None:
 
 
 def registered(*subjects: Subject) -> list[CheckDefinition]:
-    """Return the checks of some subjects."""
+    """Return the checks of some subjects, those of other packages included."""
+    _load_extensions_once()
     return [definition for definition in DEFINITIONS.values() if definition.subject in subjects]
+
+
+@cache
+def _load_extensions_once() -> None:
+    load_extensions(EXTENSIONS)
 
 
 def check(
