@@ -1,4 +1,8 @@
-"""Generate docs/cli.md, docs/settings.md, and tables in docs/results.md and README: `make docs`."""
+"""Generate pages and tables of docs/ and the results in README.md: `make docs`.
+
+docs/cli.md is generated as a whole, as is the table after each marker of docs/settings.md, and of
+the pages with checks, and the columns in docs/results.md.
+"""
 
 import inspect
 import json
@@ -10,6 +14,8 @@ from typing import Any, Literal
 import click
 from pydantic.fields import FieldInfo
 
+from sweep.analysis.checks import DEFINITIONS, CheckDefinition, Subject
+from sweep.analysis.checks.table import DERIVED_FROM
 from sweep.analysis.frames import COLUMNS
 from sweep.analysis.results import answer_of
 from sweep.cli import sweep
@@ -73,6 +79,11 @@ MODEL_KEYS = {  # meanings of the fields without a comment
     "dimensions": "number of parameters",
 }
 RESULTS = Path(__file__).parent / "results.md"
+SUBJECTS: dict[Path, tuple[Subject, ...]] = {  # of the checks in a page's table
+    Path(__file__).parent / "audit.md": (Subject.TRIALS,),
+    Path(__file__).parent / "critical-batch-size.md": (Subject.FIT, Subject.CROSSINGS),
+    Path(__file__).parent / "script.md": (Subject.COMMAND,),
+}
 README = Path(__file__).parents[1] / "README.md"
 PUBLISHED = "results/published/tinystories-tuned"
 COMPLETION = """
@@ -112,7 +123,12 @@ def settings_page() -> str:
     """Return docs/settings.md with the table after each of its markers."""
     tables = {"presets": _preset_rows(), "kinds": _kind_rows()}
     tables |= {name: _rows(table) for name, table in {**TABLES, **FLAGS}.items()}
-    text = SETTINGS.read_text(encoding="utf-8")
+    return _with_tables(SETTINGS, tables)
+
+
+def _with_tables(page: Path, tables: dict[str, str]) -> str:
+    """Return a page with the table of each of its markers after it."""
+    text = page.read_text(encoding="utf-8")
     parts = re.split(r"(<!-- table: (\w+) -->\n)(?:\n\|[^\n]*(?:\n\|[^\n]*)*\n)?", text)
     assert {*parts[2::3]} == tables.keys(), "each table has one marker"
     rest = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
@@ -230,6 +246,27 @@ def results_page() -> str:
     return head + "\n".join([*lines, rest[rest.index("\n\n") + 1 :]])
 
 
+def checks_page(page: Path) -> str:
+    """Return a page with the table of the checks that it describes."""
+    subjects = SUBJECTS[page]
+    checks = [check for check in DEFINITIONS.values() if check.subject in subjects]
+    return _with_tables(page, {"checks": _check_rows([c for c in checks if c.is_shipped])})
+
+
+def _check_rows(checks: list[CheckDefinition]) -> str:
+    has_columns = any(check.needs for check in checks)
+    heads = ["check", *["needs"] * has_columns, "fails if"]
+    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
+    for check in checks:
+        cells = [f"`{check.code}`"]
+        if has_columns:
+            columns = dict.fromkeys(DERIVED_FROM.get(name, name) for name in check.needs)
+            cells.append(", ".join(f"`{name}`" for name in columns))
+        cells.append(check.failure.removeprefix("Fail if ").removesuffix("."))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def readme_with_results() -> str:
     """Return README.md with the results of the published sweep between its two markers."""
     text = README.read_text(encoding="utf-8")
@@ -262,5 +299,8 @@ if __name__ == "__main__":
     PAGE.write_text(cli_page(), encoding="utf-8")
     SETTINGS.write_text(settings_page(), encoding="utf-8")
     RESULTS.write_text(results_page(), encoding="utf-8")
+    for page in SUBJECTS:
+        page.write_text(checks_page(page), encoding="utf-8")
     README.write_text(readme_with_results(), encoding="utf-8")
-    print(f"wrote {PAGE}, {SETTINGS}, the columns in {RESULTS} and the results in {README}")
+    pages = ", ".join(str(page) for page in (PAGE, SETTINGS, RESULTS, *SUBJECTS))
+    print(f"wrote {pages} and the results in {README}")

@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 import sweep
-from sweep.analysis.checks import TABLE
+from sweep.analysis.checks import DEFINITIONS
 from sweep.config.load import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +47,19 @@ def test_the_page_of_settings_is_up_to_date(generate):
 
 def test_the_columns_of_trials_csv_are_up_to_date(generate):
     assert generate.RESULTS.read_text() == generate.results_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("name", ["audit", "critical-batch-size", "script"])
+def test_the_tables_of_checks_are_up_to_date(generate, name):
+    (page,) = [path for path in generate.SUBJECTS if path.stem == name]
+    assert page.read_text() == generate.checks_page(page), "run `make docs`"
+
+
+def test_every_shipped_check_is_in_one_table_of_checks(generate):
+    texts = [page.read_text() for page in generate.SUBJECTS]
+    rows = [row for text in texts for row in re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)]
+    shipped = [check.code for check in DEFINITIONS.values() if check.is_shipped]
+    assert sorted(code for code in rows if code in shipped) == sorted(shipped)
 
 
 def test_the_results_in_the_readme_are_up_to_date(generate):
@@ -88,7 +101,7 @@ def test_every_message_of_troubleshooting_is_one_of_the_code():
 def test_every_check_that_a_page_names_exists():
     texts = [page.read_text("utf-8") for page in PAGES if "published" not in page.parts]
     named = {name for text in texts for name in re.findall(r"[Cc]heck `(\w+)`", text)}
-    assert named and named <= TABLE.keys()
+    assert named and named <= DEFINITIONS.keys()
 
 
 def test_every_experiment_of_a_page_can_be_read(tmp_path, monkeypatch):

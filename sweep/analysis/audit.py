@@ -6,8 +6,8 @@ from typing import Any
 
 from sweep.analysis.any_table import Table, read_tables
 from sweep.analysis.checks import FAIL, Check, check_rows
+from sweep.analysis.checks.table import prepare
 from sweep.analysis.results import judge_trials
-from sweep.analysis.rules import prepare
 
 
 def audit(path: Path, rate: float | None = None) -> dict[str, Any]:

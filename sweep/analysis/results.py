@@ -16,10 +16,10 @@ from sweep.analysis.answer import Answer, Ranking, build_answer, decide_trials, 
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.checks import Check
+from sweep.analysis.checks.table import prepare, read_execution, rows_of_trials
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.next_step import Judged, NextStep, next_step
 from sweep.analysis.rates import TunedRate
-from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.decision import Decision

@@ -15,7 +15,7 @@ from sweep.config.numbers import short
 from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError, did_you_mean
-from sweep.usercode.extensions import load_extensions
+from sweep.usercode.extensions import all_classes
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 REFERENCE = 32  # batch size at which the optimizer's own settings apply
@@ -266,7 +266,7 @@ def label_policy(name: str, learning_rate: float) -> str:
 
 
 def _all_policies() -> tuple[type[Policy], ...]:
-    return (*POLICIES, *load_extensions("sweep.policies"))
+    return all_classes("sweep.policies", Policy, POLICIES, "kind")
 
 
 def _parse_rate(text: str) -> float | None:

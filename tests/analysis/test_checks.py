@@ -8,10 +8,20 @@ import pytest
 
 from sweep.analysis.answer import describe
 from sweep.analysis.audit import audit
-from sweep.analysis.checks import CURVE_CHECKS, FAIL, NOT_APPLICABLE, TABLE
+from sweep.analysis.checks import (
+    CURVE_CHECKS,
+    DEFINITIONS,
+    FAIL,
+    NOT_APPLICABLE,
+    CheckDefinition,
+    NotApplicable,
+    Subject,
+    Verdict,
+    check,
+)
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import judge_trials, load_sweep
-from sweep.analysis.rules import RULES
+from sweep.errors import SweepError
 from sweep.plan.rate_search import GRID
 from tests.analysis.fake_sweeps import write_fake_sweep
 
@@ -59,10 +69,51 @@ def checked(tmp_path):
     return build
 
 
-def test_every_rule_has_a_row_with_a_condition_and_a_remedy():
-    assert set(RULES) == {code for code, row in TABLE.items() if "needs" in row}
-    assert all(row["condition"].endswith(".") for row in TABLE.values())
-    assert all("remedy" in TABLE[code] for code in RULES)
+def test_every_check_says_what_must_hold_when_it_fails_and_what_to_do():
+    for definition in DEFINITIONS.values():
+        assert definition.condition.endswith("."), definition.code
+        assert definition.failure.startswith("Fail if "), definition.code
+        assert definition.failure.endswith("."), definition.code
+        assert definition.remedy.endswith("."), definition.code
+
+
+def test_another_module_cannot_take_the_code_of_a_check():
+    shipped = DEFINITIONS["single_seed"]
+
+    def single_seed(table, cells):
+        return NotApplicable()
+
+    with pytest.raises(SweepError, match="'single_seed'"):
+        check(condition="It holds.", remedy="Wait.")(single_seed)
+    assert DEFINITIONS["single_seed"] is shipped
+
+
+def test_a_notebook_can_register_a_check_and_change_it(checked):
+    def fourth(table, cells):
+        return Verdict("It is 4.", batch_sizes=[4])
+
+    try:
+        for condition in ("It holds.", "It still holds."):
+            check(condition=condition, remedy="Wait.", blocks_claims=True)(fourth)
+        result = checked(LOSSES)
+        made = find(result, "fourth")
+    finally:
+        del DEFINITIONS["fourth"]
+    assert (made.status, made.condition, made.remedy) == (FAIL, "It still holds.", "Wait.")
+    assert blocking(result) == {"fourth"} and result.answer.provisional
+
+
+@pytest.mark.parametrize("returned", [None, ([4], "evidence"), Verdict("evidence", ["four"])])
+def test_a_check_of_another_module_that_returns_no_verdict_is_named(returned):
+    definition = CheckDefinition(
+        code="fourth",
+        subject=Subject.TRIALS,
+        judge=lambda table, cells: returned,
+        condition="It holds.",
+        remedy="Wait.",
+    )
+    with pytest.raises(SweepError, match="the check fourth must return a verdict"):
+        definition.evaluate(None, None)
 
 
 def test_a_tuned_sweep_with_three_seeds_and_clear_differences_recommends_the_best(checked):

@@ -1,10 +1,8 @@
 """An executor of another package: its flags, a sweep that it runs, and packages with mistakes."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +12,11 @@ from sweep.orchestration.executors.build import installed_executors
 from sweep.orchestration.planning import read_request
 from sweep.plan.commands import parse_command
 from sweep.trial.folder import State, SweepFolder
-from tests.extension.packages import launcher_modules, write_launcher, write_package
+from sweep.usercode.extensions import load_extensions
+from tests.extension.packages import ROOT, Installation, Package
 from tests.orchestration.clusters import assert_same, wait_until
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Package.of_page("executors.md")
 QUICK = ("quick", "--batches", "4,8", "--budget", "4096", "--device", "cpu")
 # Notes each program that it starts, and becomes that program.
 LAUNCH = f"""#!{sys.executable}
@@ -51,42 +50,17 @@ class Takes(LauncherExecutor):
 """
 
 
-class Installation:
-    """A folder of packages, and programs that find them and run in another folder."""
+class Launcher(Installation):
+    """The package of docs/executors.md, whose import leaves a file, and a launching program."""
 
     def __init__(self, folder: Path) -> None:
-        self.packages = folder / "packages"
-        self.work = folder / "work"
-        self.packages.mkdir()
-        self.work.mkdir()
+        super().__init__(folder)
+        PACKAGE.install(self.packages)
+        path = self.packages / "my_launcher.py"
+        path.write_text(f"{path.read_text()}\n{NOTING}")
         self.launch = folder / "launch"
         self.launch.write_text(LAUNCH)
         self.launch.chmod(0o755)
-
-    def start(self, *words: str, **variables: str) -> "subprocess.Popen[str]":
-        path = os.pathsep.join([str(self.packages), str(ROOT)])
-        return subprocess.Popen(
-            [sys.executable, "-m", "sweep", *words],
-            cwd=self.work,
-            env={**os.environ, "PYTHONPATH": path, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *words: str, **variables: str) -> str:
-        """Return what a command that succeeds prints."""
-        process = self.start(*words, **variables)
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors
-        return output + errors
-
-    def refusal(self, *words: str, **variables: str) -> str:
-        """Return the last line about a command that is refused."""
-        process = self.start(*words, **variables)
-        _, errors = process.communicate()
-        assert process.returncode == 2 and "Traceback" not in errors, errors
-        return errors.splitlines()[-1]
 
     @property
     def launched(self) -> list[str]:
@@ -99,17 +73,8 @@ class Installation:
 
 
 @pytest.fixture
-def installation(tmp_path):
-    return Installation(tmp_path)
-
-
-@pytest.fixture
-def launcher(installation):
-    """Install the package of docs/executors.md, whose import leaves a file."""
-    write_launcher(installation.packages)
-    path = installation.packages / "my_launcher.py"
-    path.write_text(f"{path.read_text()}\n{NOTING}")
-    return installation
+def launcher(tmp_path):
+    return Launcher(tmp_path)
 
 
 def test_its_flags_are_in_the_help_with_those_of_the_shipped_executors(launcher):
@@ -166,9 +131,11 @@ def test_variables_and_python_can_choose_it(launcher, monkeypatch):
     assert "does not read SWEEP_RUN_EXECUTOR, SWEEP_RUN_LAUNCHER." in text
 
     monkeypatch.syspath_prepend(str(launcher.packages))
-    installed_executors.cache_clear()
+    for cached in (load_extensions, installed_executors):
+        cached.cache_clear()
     request = read_request("quick", {"executor": "launcher", "launcher": "ssh node1"})
-    installed_executors.cache_clear()
+    for cached in (load_extensions, installed_executors):
+        cached.cache_clear()
     assert request.command[2:] == ("quick", "--executor", "launcher", "--launcher", "ssh node1")
     assert request.services.executor == "launcher"
 
@@ -193,15 +160,18 @@ def test_its_package_is_imported_if_a_command_lists_the_executors(launcher):
 @pytest.mark.parametrize(
     ("executors", "says"),
     [
-        ({"gone": "no_such_module:Gone"}, "'gone' of the package my-cluster must be importable"),
-        ({"path": "pathlib:Path"}, "'path' of the package my-cluster must be a class"),
-        ({"none": "other:Nameless"}, "'none' of the package my-cluster must be a class"),
-        ({"other": "other:Same"}, "'other' of the package my-cluster must be a class"),
+        ({"gone": "no_such_module:Gone"}, "'gone' of the package my-package .* must be importable"),
+        ({"path": "pathlib:Path"}, "'path' of the package my-package .* must be a class"),
+        ({"none": "other:Nameless"}, "'none' of the package my-package .* must be a class"),
+        ({"other": "other:Same"}, "'other' of the package my-package .* must be a class"),
         ({"takes": "other:Takes"}, "each flag must have a name of its own, but 2 .* 'budget'"),
-        ({"ray": "other:Ray"}, "each executor must have a name of its own, but 2 .* 'ray'"),
+        (
+            {"ray": "other:Ray"},
+            "each name in sweep.executors must be unique, but 'ray' of the package my-package",
+        ),
     ],
 )
 def test_a_package_with_a_mistake_is_refused_in_one_sentence(installation, executors, says):
-    modules = {**launcher_modules(), "other.py": OTHER}
-    write_package(installation.packages, modules, executors)
+    modules = {**PACKAGE.modules, "other.py": OTHER}
+    Package(modules, {"sweep.executors": executors}).install(installation.packages)
     assert re.search(says, installation.refusal("run", "quick", "--executor", "moon"))

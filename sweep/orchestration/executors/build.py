@@ -8,7 +8,6 @@ has, or lists all names.
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
@@ -16,12 +15,13 @@ from pydantic import Field, create_model
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, settings_of
 from sweep.config.trial import Execution, Services
-from sweep.errors import SweepError, user_code
+from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.local import LocalExecutor
 from sweep.orchestration.executors.ray import RayExecutor
 from sweep.orchestration.executors.slurm import SlurmExecutor
 from sweep.trial.folder import SweepFolder
+from sweep.usercode.extensions import all_classes
 from sweep.usercode.objects import require_extra
 
 ENTRY_POINTS = "sweep.executors"
@@ -31,38 +31,16 @@ EXECUTORS: tuple[type[Executor], ...] = (LocalExecutor, RayExecutor, SlurmExecut
 @cache
 def installed_executors() -> tuple[type[Executor], ...]:
     """Return the shipped executors and, after importing them, those of other packages."""
-    others = [_load(point) for point in entry_points(group=ENTRY_POINTS)]
-    executors = (*EXECUTORS, *others)
-    _refuse_repeated_names(executors)
-    return executors
-
-
-def _load(point: EntryPoint) -> type[Executor]:
-    package = point.dist.name if point.dist else point.module
-    subject = f"executor {point.name!r} of the package {package}"
-    with user_code(f"{subject} must be importable"):
-        loaded: object = point.load()
-
-    has_name = getattr(loaded, "name", None) == point.name
-    if has_name and isinstance(loaded, type) and issubclass(loaded, Executor):
-        return loaded
-    raise SweepError(
-        f"{subject} must be a class derived from Executor with this name, got {point.value}. "
-        "Correct the package, or uninstall it."
-    )
-
-
-def _refuse_repeated_names(executors: tuple[type[Executor], ...]) -> None:
+    executors = all_classes(ENTRY_POINTS, Executor, EXECUTORS, "name")
     tables: list[type[Settings]] = [Experiment, Execution, Services, *_tables_of(executors)]
     flags = Counter(setting.name for table in tables for setting in settings_of(table))
-    names = Counter(executor.name for executor in executors)
-    for kind, counts in (("flag", flags), ("executor", names)):
-        for name, count in counts.items():
-            if count > 1:
-                raise SweepError(
-                    f"each {kind} must have a name of its own, but {count} have the name {name!r}. "
-                    f"Uninstall a package with entry points of the group {ENTRY_POINTS}."
-                )
+    for name, count in flags.items():
+        if count > 1:
+            raise SweepError(
+                f"each flag must have a name of its own, but {count} have the name {name!r}. "
+                f"Uninstall a package with entry points of the group {ENTRY_POINTS}."
+            )
+    return executors
 
 
 def _tables_of(executors: tuple[type[Executor], ...]) -> list[type[Settings]]:
