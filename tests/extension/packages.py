@@ -1,5 +1,6 @@
 """Installed packages that extend `sweep`, made of files and without pip."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,10 +65,17 @@ class Installation:
 
     def run(self, *words: str | Path, **variables: str) -> str:
         """Return what a command that succeeds prints."""
+        return "".join(self._end(*words, **variables))
+
+    def read_json(self, *words: str | Path) -> Any:
+        """Return the JSON that a command prints."""
+        return json.loads(self._end(*words, "--json")[0])
+
+    def _end(self, *words: str | Path, **variables: str) -> tuple[str, str]:
         process = self.start(*words, **variables)
         output, errors = process.communicate()
         assert process.returncode == 0, errors
-        return output + errors
+        return output, errors
 
     def refusal(self, *words: str | Path, **variables: str) -> str:
         """Return the last line about a command that is refused, which prints nothing else."""

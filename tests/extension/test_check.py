@@ -20,8 +20,8 @@ def table(tmp_path):
 
 def audit(installation: Installation, table: Path) -> dict[str, dict]:
     """Return the findings of `sweep audit` by code."""
-    output = installation.run("audit", table, "--json")
-    return {finding["code"]: finding for finding in json.loads(output)["findings"]}
+    findings = installation.read_json("audit", table)["findings"]
+    return {finding["code"]: finding for finding in findings}
 
 
 def test_the_report_of_a_sweep_makes_the_check_and_its_answer_depends_on_it(installation):

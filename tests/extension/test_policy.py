@@ -1,7 +1,7 @@
 """A learning-rate policy of another package, in one file: the one that docs/tuning.md shows."""
 
-import json
 import re
+import shutil
 
 import pandas as pd
 import pytest
@@ -31,43 +31,47 @@ def finished(installation):
     return installation
 
 
-def trained(installation: Installation) -> pd.DataFrame:
-    return pd.read_csv(installation.work / "out" / "trials.csv").drop_duplicates("batch_size")
+def trained(installation: Installation, policy: str) -> pd.Series:
+    """Return the rates of the trials of a policy, by batch size."""
+    trials = pd.read_csv(installation.work / "out" / "trials.csv")
+    chosen = trials[trials["policy"] == policy].drop_duplicates("batch_size")
+    return chosen.set_index("batch_size")["learning_rate"]
 
 
-def test_its_rates_are_trained_and_its_rules_are_in_plan_and_report(finished):
-    rates = trained(finished).set_index("batch_size")["learning_rate"]
-    assert rates.to_dict() == pytest.approx({8: 1e-3, 64: 2e-3})
-    assert (trained(finished)["policy"] == "cbrt:0.001@8").all()
-
-    rule = "rate ∝ ∛B (an example)"
-    assert rule in finished.run("run", *QUICK, "--lr", "cbrt:1e-3@8", "--dry-run", "--out", "new")
+def test_its_rates_are_trained_and_the_report_gives_its_rules(finished):
+    assert trained(finished, "cbrt:0.001@8").to_dict() == pytest.approx({8: 1e-3, 64: 2e-3})
     report = (finished.work / "out" / "report.md").read_text()
-    assert rule in report and "cbrt:0.001@8" in report
+    assert (
+        "| policy cbrt:0.001@8 | rate ∝ ∛B (an example); the same weight decay; rate 0." in report
+    )
 
 
-def test_it_grows_by_another_policy_and_resumes(finished):
-    words = ("--seeds", "3", "--yes", "--out", "out")
-    finished.run("run", *QUICK, "--lr", "cbrt:1e-3@8,1e-3", *words)
+def test_its_sweep_grows_by_batch_sizes_and_by_another_policy(finished):
+    words = ("--yes", "--out", "out", "--seeds", "3")
+    finished.run("run", *QUICK, "--batches", "16", "--lr", "cbrt:1e-3@8", *words)
+    finished.run("run", *QUICK, "--lr", "1e-3", *words)
     states = [trial.read_status().state for trial in SweepFolder(finished.work / "out").trials()]
-    assert states == ["COMPLETE"] * 12
-    labels = set(pd.read_csv(finished.work / "out" / "trials.csv")["policy"])
-    assert labels == {"cbrt:0.001@8", "fixed"}
+    assert states == ["COMPLETE"] * 15
+    rates = trained(finished, "cbrt:0.001@8")
+    assert rates[16] == pytest.approx(1e-3 * 2 ** (1 / 3))
+    assert set(trained(finished, "fixed")) == {1e-3}
 
 
-def test_where_its_package_is_missing_its_table_counts_as_untuned(finished, tmp_path):
-    with_package = json.loads(finished.run("answer", "out", "--json"))
-    for file in finished.packages.iterdir():
-        if file.is_file():
-            file.unlink()
-    (finished.packages / "my_package-1.0.dist-info" / "entry_points.txt").unlink()
+def test_where_its_package_is_missing_its_trials_count_as_untuned(finished):
+    with_package = finished.read_json("answer", "out")
+    shutil.rmtree(finished.packages)
+    finished.packages.mkdir()
     for source in ("out", "out/trials.csv"):
-        answer = json.loads(finished.run("answer", source, "--json"))
-        assert answer["is_provisional"] and "fixed_learning_rate" in answer["failed_checks"]
-        assert answer["failed_checks"] == with_package["failed_checks"]
+        answer = finished.read_json("answer", source)
+        assert answer["provisional"] and "only show that the rate suits" in answer["reasons"][0]
+        assert answer["batch_sizes"] == with_package["batch_sizes"]
+    finished.run("report", "out")
+    report = (finished.work / "out" / "report.md").read_text()
+    assert "| fixed_learning_rate (makes the answer provisional) |" in report
+    assert "| policy cbrt:0.001@8 | cbrt:0.001@8; rate 0." in report
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones(installation):
+def test_its_name_alone_is_refused_with_the_forms_of_all_policies(installation):
     PACKAGE.install(installation.packages)
     message = installation.refusal("run", *QUICK, "--lr", "cbrt:1e-3", "--out", "out")
     assert "tuned or cbrt:RATE@BATCH, got 'cbrt:1e-3'" in message
