@@ -46,7 +46,12 @@ TABLES: dict[str, type[Settings]] = {  # by the marker in settings.md; keys of a
     "grpo": GrpoSettings,
 }
 FLAGS: dict[str, type[Settings]] = {"execution": Execution, "services": Services}  # without keys
-NOT_WRITTEN = {"model_source", "replaced_sizes", "code_folder", "declared"}  # keys that `sweep` sets
+NOT_WRITTEN = {
+    "model_source",
+    "replaced_sizes",
+    "code_folder",
+    "declared",
+}  # keys that `sweep` sets
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation
 TYPES = {"string": "text", "number": "number", "integer": "integer", "boolean": "true or false"}
 TYPES |= {"object": "table"}

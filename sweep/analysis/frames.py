@@ -23,7 +23,8 @@ from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan, parse_plan
 from sweep.resources import read_toml
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
-from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.status import MESSAGE_CHARACTERS, State
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}

@@ -33,7 +33,8 @@ from sweep.plan.proposal import (
 )
 from sweep.plan.rates import EXTENSIONS, GRID, ROUNDING
 from sweep.plan.steps import tokens_per_trial
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State
 
 TUNING_TRIALS = 8  # typical number at each batch size
 LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them

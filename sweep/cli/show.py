@@ -21,7 +21,8 @@ from sweep.orchestration.runner import rows_to_run
 from sweep.plan.plan import Plan, PlannedTrial, most_trials
 from sweep.plan.proposal import common_tokens, propose_answer
 from sweep.plan.rates import describe_policy
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State
 
 if TYPE_CHECKING:
     from sweep.analysis.answer import Answer

@@ -13,8 +13,9 @@ from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.rates import PATIENCE, last_step
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
+from sweep.trial.status import Cause, State
 
 POLL_SECONDS = 0.25
 LESS_MEMORY = (

@@ -5,8 +5,9 @@ from typing import Any
 from sweep.config.objective import Objective
 from sweep.errors import SweepError
 from sweep.plan.plan import PlannedTrial, parse_plan
-from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.status import State, overall_state
 
 
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:

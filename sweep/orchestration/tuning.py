@@ -33,7 +33,7 @@ from sweep.plan.retry import is_to_run
 from sweep.tracking import store
 from sweep.tracking.addresses import sqlite_address, sqlite_path, with_driver
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State, has_failed
+from sweep.trial.status import Cause, State, has_failed
 
 LOG = logging.getLogger(__name__)
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last

@@ -17,7 +17,7 @@ from sweep.plan.curves import Floats, RatePoints, rate_points, rates_between, st
 from sweep.plan.decision import LOOKS, decide, next_trainings
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, reports_of
 from sweep.plan.rates import parse_policy
-from sweep.trial.folder import Cause, State, has_failed
+from sweep.trial.status import Cause, State, has_failed
 
 MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
 

@@ -27,7 +27,8 @@ from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
 from sweep.tracking.addresses import check_tracking_uri, mlflow_address, sqlite_path
 from sweep.trial.files import POSITION, read_metrics, sha256_of, write_json
-from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, overall_state
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.status import MESSAGE_CHARACTERS, State, overall_state
 from sweep.version import __version__
 
 if TYPE_CHECKING:

@@ -35,8 +35,9 @@ from sweep.training.loop import train
 from sweep.training.process import FreshProcess, ShouldStop, outcome_of
 from sweep.training.step import TrainingStep
 from sweep.trial import files, watchdog
-from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
+from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import MESSAGE_CHARACTERS, Cause, State, TrialStatus
 from sweep.usercode.identity import check_code
 from sweep.usercode.objects import add_code_folder
 from sweep.workloads import ranks

@@ -1,22 +1,20 @@
-"""The folders of a sweep and of its trials: states, initial weights, and a check of every file."""
+"""The folders of a sweep and of its trials: initial weights, and a check of every file."""
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.dataclasses import dataclass
 
 from sweep.config.hub import PREFIX
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Table, parse_settings
-from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
+from sweep.config.trial import Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.resources import sha256_of_file
 from sweep.trial.files import (
@@ -29,58 +27,11 @@ from sweep.trial.files import (
     write_json,
 )
 from sweep.trial.lease import read_owner
+from sweep.trial.status import Cause, State, TrialStatus
 
-MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 SEAL = "checkpoint.json"  # in a checkpoint: the hashes of its files
-
-
-class State(StrEnum):
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    COMPLETE = "COMPLETE"
-    PRUNED = "PRUNED"
-    FAILED = "FAILED"
-
-    @property
-    def is_finished(self) -> bool:  # no attempt is running or to be started
-        return self not in (State.WAITING, State.RUNNING)
-
-
-class Cause(StrEnum):  # why a trial FAILED
-    OUT_OF_MEMORY = "out_of_memory"
-    DIVERGED = "diverged"
-    PREEMPTED = "preempted"
-    LOST = "lost"  # killed, segmentation fault, no heartbeat
-    ERROR = "error"
-
-
-def has_failed(state: str | None, cause: str | None) -> bool:
-    """Return True for a failure that can be tried again; a divergence is a result."""
-    return state == State.FAILED and cause != Cause.DIVERGED
-
-
-def overall_state(ends: Collection[tuple[State, Cause | None]]) -> State:
-    """Return WAITING, FAILED or COMPLETE for trials of which none is running, by their ends."""
-    if not all(state.is_finished for state, _ in ends):
-        return State.WAITING
-    return State.FAILED if any(has_failed(*end) for end in ends) else State.COMPLETE
-
-
-@dataclass(frozen=True)
-class TrialStatus:  # state.json, which only the runner writes
-    state: State = State.WAITING
-    cause: Cause | None = None
-    message: str = ""  # one line for people
-    attempts: int = 0
-    fencing: int = 0  # number of the newest attempt
-    microbatch_size: int | None = None  # None: as planned
-    pause_step: int | None = None  # step at which the attempt checkpoints and ends
-    stall_minutes: float = STALL_MINUTES  # without a step, after which an attempt is ended
-
-    def changed(self, **fields: Any) -> "TrialStatus":
-        return replace(self, **fields)
 
 
 class Result(BaseModel):

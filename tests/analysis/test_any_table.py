@@ -13,7 +13,7 @@ from sweep.analysis.audit import audit
 from sweep.analysis.cells import FACTORS, read_state
 from sweep.analysis.text_tables import TextTable
 from sweep.errors import SweepError
-from sweep.trial.folder import State
+from sweep.trial.status import State
 
 SIZES = (8, 16, 32, 64)
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, TrialFolder
+from sweep.trial.folder import TrialFolder
+from sweep.trial.status import State
 from tests.exactness.attempts import attempt, continued_from, plan_trial
 from tests.hugging_face import save_model
 

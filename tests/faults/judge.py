@@ -18,8 +18,9 @@ from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri
-from sweep.trial.folder import State, SweepFolder, TrialFolder, find_damage
+from sweep.trial.folder import SweepFolder, TrialFolder, find_damage
 from sweep.trial.lease import is_locked
+from sweep.trial.status import State
 from tests.orchestration.clusters import LOCAL, Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 

@@ -15,8 +15,9 @@ from sweep.orchestration.ray_executor import ENVIRONMENT, RayExecutor
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.device import available_cores
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.status import Cause, State
 from tests.orchestration.clusters import (
     RAY_TOKEN,
     SECONDS,

@@ -15,8 +15,9 @@ from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import Cause, State
 from tests.fakes.executors import InlineExecutor
 from tests.orchestration.clusters import ON_CPU, assert_resumed, plan_trials, planned, run_in
 from tests.servers import load_stored_sweep

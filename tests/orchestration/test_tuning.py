@@ -26,7 +26,8 @@ from sweep.plan.plan import load_plan
 from sweep.plan.rates import EXTENSIONS
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.fakes.executors import InlineExecutor
 from tests.orchestration.clusters import LOCAL, ON_CPU, run_in
 

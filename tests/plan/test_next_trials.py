@@ -9,7 +9,7 @@ from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.trial import Execution
 from sweep.plan.next_trials import TrialRecord, compared_value, next_trials, tuning_records
 from sweep.plan.plan import Inputs, build_plan
-from sweep.trial.folder import Cause, State
+from sweep.trial.status import Cause, State
 
 CPU = Execution(device="cpu", threads=2)
 

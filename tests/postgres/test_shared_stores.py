@@ -19,7 +19,8 @@ from sweep.orchestration.tuning import named_trials, open_storage
 from sweep.plan.plan import load_plan
 from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State
 from tests.servers import (
     MlflowServer,
     Postgres,

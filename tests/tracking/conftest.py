@@ -19,7 +19,8 @@ from sweep.tracking import mirror
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
 from sweep.trial.files import MetricsLog, find_sha256, read_json, read_metrics, write_json
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.status import State
 from tests.plans import build_plan
 from tests.servers import MlflowServer, logged_points, stored_points
 

@@ -23,8 +23,9 @@ from sweep.errors import CorruptFile
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State, find_damage
+from sweep.trial.folder import find_damage
 from sweep.trial.lease import Lease
+from sweep.trial.status import Cause, State
 from tests.servers import Proxy, Service, load_stored_sweep, logged_points, stored_points
 from tests.tracking.conftest import until
 

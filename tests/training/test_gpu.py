@@ -25,8 +25,9 @@ from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
 from sweep.training.worker import run_attempt
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import read_owner
+from sweep.trial.status import State, TrialStatus
 from tests.plans import build_plan
 
 ROOT = Path(__file__).parents[2]

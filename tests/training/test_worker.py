@@ -22,8 +22,9 @@ from sweep.training import __main__ as bare_worker
 from sweep.training import attempt_trial, run_cluster_attempt, worker
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
+from sweep.trial.status import State
 from tests.exactness.attempts import continued_from, plan_trial
 from tests.fakes.executors import InlineExecutor
 from tests.training.several_devices import (

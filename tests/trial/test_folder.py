@@ -9,8 +9,9 @@ from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, refuse_links, write_json
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.plans import build_plan
 
 
