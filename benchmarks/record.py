@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sweep.training.worker import git_commit
+from sweep.training.record import git_commit
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

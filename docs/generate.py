@@ -10,7 +10,6 @@ from typing import Any, Literal
 import click
 from pydantic.fields import FieldInfo
 
-from sweep.analysis.frames import COLUMNS
 from sweep.analysis.results import answer_of
 from sweep.cli import sweep
 from sweep.config.experiment import (
@@ -32,6 +31,7 @@ from sweep.config.models import (
 )
 from sweep.config.settings import Settings, settings_of
 from sweep.config.trial import Execution, Services
+from sweep.trial.result import COLUMNS, FIELDS
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -46,12 +46,8 @@ TABLES: dict[str, type[Settings]] = {  # by the marker in settings.md; keys of a
     "grpo": GrpoSettings,
 }
 FLAGS: dict[str, type[Settings]] = {"execution": Execution, "services": Services}  # without keys
-NOT_WRITTEN = {
-    "model_source",
-    "replaced_sizes",
-    "code_folder",
-    "declared",
-}  # keys that `sweep` sets
+# Keys that `sweep` sets.
+NOT_WRITTEN = {"model_source", "replaced_sizes", "code_folder", "declared"}
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation
 TYPES = {"string": "text", "number": "number", "integer": "integer", "boolean": "true or false"}
 TYPES |= {"object": "table"}
@@ -210,13 +206,22 @@ def comments_of(table: type[Settings]) -> dict[str, str]:
 
 
 def results_page() -> str:
-    """Return docs/results.md with the table of columns of trials.csv."""
-    head, _, rest = RESULTS.read_text(encoding="utf-8").partition("| column |")
-    lines = ["| column | unit | meaning |", "| --- | --- | --- |"]
-    for name, column in COLUMNS.items():
-        cells = (f"`{name}`", column.get("unit", ""), column["meaning"])
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return head + "\n".join([*lines, rest[rest.index("\n\n") + 1 :]])
+    """Return docs/results.md with the columns of trials.csv and the other keys of result.json."""
+    columns = [[f"`{name}`", column.unit, column.meaning] for name, column in COLUMNS.items()]
+    keys = [[f"`{name}`", field.meaning] for name, field in FIELDS.items() if name not in COLUMNS]
+    page = RESULTS.read_text(encoding="utf-8")
+    page = _with_table(page, ["column", "unit", "meaning"], columns)
+    return _with_table(page, ["key of result.json", "meaning"], keys)
+
+
+def _with_table(page: str, titles: list[str], rows: list[list[str]]) -> str:
+    """Replace the rows of the table that has these titles."""
+    head = f"| {' | '.join(titles)} |\n"
+    before, _, after = page.partition(head)
+    rest = after[after.index("\n\n") + 1 :]
+    lines = [["---" for _ in titles], *rows]
+    table = "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
+    return before + head + table + rest
 
 
 def readme_with_results() -> str:

@@ -162,8 +162,9 @@ class Scheduler:
         batch, points = config.science.batch_size, config.science.evaluation.points
         cells = {row.id: row.cell for row in self.plan.known_trials}
         rows = (row for row in self.plan.known_trials if row.cell == cells[config.id])
-        results = (self.folder.trial(str(row.id)).find_result() or {} for row in rows)
-        tokens = [r["tokens_to_target"] for r in results if r.get("tokens_to_target")]
+        results = [self.folder.trial(str(row.id)).find_result() for row in rows]
+        crossings = [result.tokens_to_target for result in results if result is not None]
+        tokens = [crossing for crossing in crossings if crossing]
         if not tokens:
             return None
         return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)

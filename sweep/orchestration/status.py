@@ -56,8 +56,10 @@ def _trial_status(
     if state is State.RUNNING and not is_locked(trial.lease_path):  # dead, or waits for a cluster
         has_started = read_owner(trial.lease_path).get("fencing") == status.fencing
         state = State.RUNNING if has_runner and has_started else State.WAITING
-    last = trial.find_result() if state.is_finished else None
-    if last is None:  # the newest of each metric
+    result = trial.find_result() if state.is_finished else None
+    if result is not None:
+        last = result.as_row()
+    else:  # the newest of each metric
         last = {name: value for line in trial.find_metrics() for name, value in line.items()}
     names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
     return {
@@ -76,9 +78,10 @@ def _trial_status(
 
 def is_complete(trial: TrialFolder, target: float | None) -> bool:
     """Return True if a trial is complete, and reached the target if there is one."""
-    result = trial.find_result() or {}
-    has_reached = target is None or bool(result.get("tokens_to_target"))
-    return result.get("state") == State.COMPLETE and has_reached
+    result = trial.find_result()
+    if result is None or result.state is not State.COMPLETE:
+        return False
+    return target is None or bool(result.tokens_to_target)
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:

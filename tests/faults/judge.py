@@ -38,7 +38,7 @@ def science(trial: TrialFolder) -> dict[str, object]:
     assert result is not None, trial.read_status()
     kept = {
         key: value
-        for key, value in result.items()
+        for key, value in result.as_document().items()
         if key not in MAY_DIFFER and not key.startswith("seconds_")
     }
     files = [path.read_bytes() for path in (trial.weights_path, trial.losses_path)]

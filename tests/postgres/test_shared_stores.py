@@ -131,7 +131,7 @@ def studies_of(storage, name):
 def tuned_losses(folder):
     rows = [row for row in folder.read_plan()["trials"] if row["stage"] == "tune"]
     results = {row["id"]: folder.trial(row["id"]).read_result() for row in rows}
-    return {trial_id: result["final_valid_loss"] for trial_id, result in results.items()}
+    return {trial_id: result.final_valid_loss for trial_id, result in results.items()}
 
 
 def study_losses(study):

@@ -432,7 +432,7 @@ def assert_stored_once(sweep, uri, *indices):
     stored = load_stored_sweep(uri, "words", run_id).trials.set_index("id")
     for index in indices:
         result = sweep.trial(index).read_result()
-        assert stored.loc[sweep.ids[index], "final_valid_loss"] == result["final_valid_loss"]
+        assert stored.loc[sweep.ids[index], "final_valid_loss"] == result.final_valid_loss
 
 
 def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server):

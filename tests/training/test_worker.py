@@ -108,7 +108,7 @@ def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatc
     trial = planned_quadratic(tmp_path / "sweep", 800, compile=True)
     monkeypatch.setattr(worker.machine, "has_compiler", lambda _: False)
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
-    assert trial.read_result()["execution"]["compile"] is False
+    assert trial.read_result().execution["compile"] is False
     assert "no compiler" in capfd.readouterr().out
 
 
@@ -120,7 +120,7 @@ def test_the_instruction_sets_of_all_attempts_are_recorded(tmp_path, monkeypatch
     variables = {"MKL_CBWR": "COMPATIBLE"}
     process = FreshProcess(attempt_trial, trial.path, status, environment=variables)
     assert process.result().kind == "complete" and continued_from(trial) == [50]
-    first, second = trial.read_result()["execution"]["instruction_sets"]
+    first, second = trial.read_result().execution["instruction_sets"]
     assert first.startswith(torch.backends.cpu.get_cpu_capability())
     assert second == f"{first} MKL_CBWR=COMPATIBLE"
 
@@ -213,7 +213,7 @@ def test_a_models_parameters_are_counted_without_building_it_again(tmp_path, fau
     build = custom.Tied
     monkeypatch.setattr(custom, "Tied", lambda **sizes: built.append(1) or build(**sizes))
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
-    assert trial.read_result()["parameters"] == 512 * 32 + 2 * (32 * 32 + 32) and built == [1]
+    assert trial.read_result().parameters == 512 * 32 + 2 * (32 * 32 + 32) and built == [1]
 
 
 def test_a_stop_counts_although_the_attempt_runs_out_of_memory(trial, monkeypatch):
