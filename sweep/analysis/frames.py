@@ -197,7 +197,7 @@ def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) ->
 def other_metrics(trials: pd.DataFrame, objective: Objective) -> list[str]:
     """Return the columns of metrics that batch sizes are not compared by.
 
-    The declared columns have places of their own in reports.
+    A column that is not declared holds a metric, as in `_trials_table`.
     """
     names = [name for name in map(str, trials) if name not in TRIAL_COLUMNS]
     return [name for name in names if name != objective.name and trials[name].notna().any()]
