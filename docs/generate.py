@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 
 from sweep.analysis.checks import DEFINITIONS, CheckDefinition, Subject
 from sweep.analysis.checks.table import DERIVED_FROM
-from sweep.analysis.frames import COLUMNS
 from sweep.analysis.results import answer_of
 from sweep.cli import sweep
 from sweep.config.experiment import (
@@ -38,6 +37,7 @@ from sweep.config.settings import Settings, settings_of
 from sweep.config.trial import Execution
 from sweep.config.workloads import Command, GrpoSettings
 from sweep.orchestration.executors.build import services_table
+from sweep.trial.result import COLUMNS, FIELDS
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -237,13 +237,22 @@ def _comments_in_source(table: type[Settings]) -> dict[str, str]:
 
 
 def results_page() -> str:
-    """Return docs/results.md with the table of columns of trials.csv."""
-    head, _, rest = RESULTS.read_text(encoding="utf-8").partition("| column |")
-    lines = ["| column | unit | meaning |", "| --- | --- | --- |"]
-    for name, column in COLUMNS.items():
-        cells = (f"`{name}`", column.get("unit", ""), column["meaning"])
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return head + "\n".join([*lines, rest[rest.index("\n\n") + 1 :]])
+    """Return docs/results.md with the columns of trials.csv and the other keys of result.json."""
+    columns = [[f"`{name}`", column.unit, column.meaning] for name, column in COLUMNS.items()]
+    keys = [[f"`{name}`", field.meaning] for name, field in FIELDS.items() if name not in COLUMNS]
+    page = RESULTS.read_text(encoding="utf-8")
+    page = _with_table(page, ["column", "unit", "meaning"], columns)
+    return _with_table(page, ["key of result.json", "meaning"], keys)
+
+
+def _with_table(page: str, titles: list[str], rows: list[list[str]]) -> str:
+    """Replace the rows of the table that has these titles."""
+    head = f"| {' | '.join(titles)} |\n"
+    before, _, after = page.partition(head)
+    rest = after[after.index("\n\n") + 1 :]
+    lines = [["---" for _ in titles], *rows]
+    table = "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
+    return before + head + table + rest
 
 
 def checks_page(page: Path) -> str:

@@ -11,7 +11,7 @@ from sweep.orchestration.progress import Progress
 from sweep.orchestration.runner import Summary, check_request, finished_summary, prepare, run_plan
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
-from sweep.trial.folder import Cause
+from sweep.trial.status import Cause
 
 if TYPE_CHECKING:
     from typing import Unpack

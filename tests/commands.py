@@ -5,7 +5,8 @@ import sys
 from sweep.orchestration.planning import make_plan, read_request, save_plan
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, outcome_of
-from sweep.trial.folder import SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import TrialStatus
 
 # Minimizes w²/2 with noisy gradients; the stream of noise is the same at every batch size.
 SCRIPT = """

@@ -33,7 +33,7 @@ from sweep.config.trial import Execution
 from sweep.orchestration.executors.build import installed_executors, services_table
 from sweep.orchestration.planning import make_plan, read_request
 from tests.commands import SCRIPT
-from tests.extension.packages import write_launcher
+from tests.extension.packages import Package
 from tests.hugging_face import STORIES, save_model
 from tests.servers import MlflowServer
 
@@ -234,7 +234,7 @@ def prepare(page: Path, files: Path, folder: Path) -> None:
     for name, text in re.findall(shown, (ROOT / "docs/custom.md").read_text("utf-8"), re.DOTALL):
         (folder / name).write_text(text)
     if page.stem == "executors":
-        write_launcher(folder)
+        Package.of_page("executors.md").install(folder)
     if page.stem == "report":
         shutil.copytree(files / "finished", folder / "results" / "quick")
 

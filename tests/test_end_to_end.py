@@ -47,9 +47,9 @@ def test_per_document_losses_add_up_to_the_final_loss(finished):
     for trial in SweepFolder(finished[0]).trials():
         summed, tokens = np.load(trial.losses_path).T
         result = trial.read_result()
-        assert summed.sum() / tokens.sum() == pytest.approx(result["final_valid_loss"], rel=1e-12)
-        per_byte = result["final_valid_loss"] / np.log(2) / result["bytes_per_token"]
-        assert result["bits_per_byte"] == pytest.approx(per_byte)
+        assert summed.sum() / tokens.sum() == pytest.approx(result.final_valid_loss, rel=1e-12)
+        per_byte = result.final_valid_loss / np.log(2) / result.bytes_per_token
+        assert result.bits_per_byte == pytest.approx(per_byte)
 
 
 def test_the_plan_comes_before_anything_runs_and_the_report_with_its_figures_after(finished):

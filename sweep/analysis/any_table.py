@@ -42,7 +42,7 @@ from sweep.analysis.cells import (
 from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS
 from sweep.analysis.text_tables import TextTable, cells_of, find_file, read_text_tables
 from sweep.errors import SweepError, list_some
-from sweep.trial.folder import Cause, State
+from sweep.trial.status import Cause, State
 
 OTHERS = "of one batch size each"  # the label of rows that a value names
 

@@ -13,7 +13,7 @@ from sweep.analysis.text_tables import TextTable
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import cut, printable
 from sweep.resources import read_toml
-from sweep.trial.folder import Cause, State
+from sweep.trial.status import Cause, State
 
 _TOML = read_toml(__file__, "headers.toml")
 PATTERNS: dict[str, str] = _TOML["patterns"]

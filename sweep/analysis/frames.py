@@ -6,7 +6,7 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 import contextlib
 import math
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -19,14 +19,14 @@ from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
-from sweep.plan.plan import Plan, parse_plan
+from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.plan.policies import label_policy
-from sweep.resources import read_toml
 from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
-from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.result import COLUMNS, Result, is_metric
+from sweep.trial.status import MESSAGE_CHARACTERS, State
 
-COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
-TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
+TRIAL_COLUMNS = {name: column.kind for name, column in COLUMNS.items()}
 MAX_TABLE_BYTES = 1 << 25
 MAX_HEADER_BYTES = 1 << 16
 MOST_DIGITS = 40  # characters of a number in a table
@@ -35,8 +35,7 @@ MISSING_CURVES = (
     "curves.csv is missing. Without it, this report has no curves, no gradient noise scale, and of "
     "a sweep to a target no other targets and no losses at equal tokens, steps and seconds."
 )
-METRIC = "final_valid_"  # begins the columns of a workload's metrics
-MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
+MEANS = [name for name, column in COLUMNS.items() if column.is_mean]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 # Of a trial that ended early or ran out of memory, these differ from the plan.
 MEASURED = {"tokens", "steps", "microbatch_size", "gradient_accumulation_steps"}
@@ -102,72 +101,88 @@ def load_tables(path: str | Path) -> SweepTables:
     records: list[dict[str, Any]] = []
     curves: dict[str, pd.DataFrame] = {}
     warnings: list[str] = []
-    common = {
-        "tokens_per_sequence": plan.tokens_per_sequence,
-        "expected_initial_loss": plan.settings.expected_initial_loss,
-        "loss_unit": plan.settings.evaluated.unit,
-        "target": plan.settings.target,
-        "parameters": plan.model.parameters,
-        "has_looks": plan.has_looks,
-        "attempts": 0,
-    }
     lacks_curves = folder.is_published and not (folder.path / CURVES).exists()
-    if folder.is_published:
+
+    if not folder.is_published:
+        for row in plan.known_trials:
+            trial = folder.trial(str(row.id))
+            records.append(_read_record(trial, row, plan, warnings))
+            curves[trial.id] = _read_curve(trial, warnings)
+    else:
         records = _read_published(folder.path / "trials.csv", plan)
         if lacks_curves:
             warnings.append(MISSING_CURVES)
         else:
             curves = _read_published_curves(folder.path / CURVES, plan)
-            ended = (State.COMPLETE, State.PRUNED)
-            absent = [
-                str(record["id"])
-                for record in records
-                if record["stage"] == "report"
-                and record.get("state") in ended
-                and record["id"] not in curves
-            ]
-            warnings += [f"trial {trial}: {CURVES} has no points of it." for trial in absent]
-    for row in plan.known_trials if not folder.is_published else ():
-        trial = folder.trial(str(row.id))
-        record = {**row.model_dump(), **common}
-        record["optimizer"] = row.optimizer or plan.settings.optimizer.name
-        record |= _read_record(trial, warnings) | dict.fromkeys(plan.settings.workload.unused)
-        if "execution" in record:  # from result.json
-            record["execution"] = canonical_json(record["execution"])
-        else:  # the microbatch may have shrunk after out_of_memory
-            sequences = row.devices * int(record["microbatch_size"])
-            record["gradient_accumulation_steps"] = row.batch_size // sequences
-        records.append(record)
-        curves[trial.id] = _read_curve(trial, warnings)
-    metrics = {name for record in records for name in record if name.startswith(METRIC)}
-    columns = TRIAL_COLUMNS | dict.fromkeys(sorted(metrics - {*TRIAL_COLUMNS}), "float64")
-    trials = pd.DataFrame(records, columns=list(columns))
-    is_given = trials.notna()
-    gaps = {n for n, kind in columns.items() if kind == "int64" and not is_given[n].all()}
-    trials = trials.astype(columns | dict.fromkeys(gaps, "float64"))
-    texts = trials.select_dtypes(object).columns
-    trials[texts] = trials[texts].where(is_given[texts], None)
-    empty = pd.DataFrame(columns=POSITION, dtype=float)
-    points = pd.concat([empty, *curves.values()], ignore_index=True)
-    logged = sorted(map(str, set(points) - set(POSITION)))
-    points = points[[*POSITION, *logged]].astype({"step": int, "tokens": int})
-    ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
-    points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
-    checked: dict[str, Any] = {}
-    with contextlib.suppress(SweepError):  # a damaged file counts as none
-        checked = find_json(folder.check_path) or {}
-    if [checked.get("command")] != plan.settings.user_code or checked.get("code") != plan.code:
-        checked = {}
+            warnings += _missing_points(records, curves)
+
     return SweepTables(
         path=folder.path,
         name=folder.name,
         plan=plan,
-        trials=trials,
-        curves=points,
+        trials=_trials_table(records),
+        curves=_curves_table(curves),
         warnings=tuple(warnings),
-        checked=checked,
+        checked=_read_check(folder, plan),
         lacks_curves=lacks_curves,
     )
+
+
+def _missing_points(
+    records: Sequence[dict[str, Any]], curves: dict[str, pd.DataFrame]
+) -> list[str]:
+    """Return a warning for each published reporting trial that has ended and has no points."""
+    ended = (State.COMPLETE, State.PRUNED)
+    return [
+        f"trial {record['id']}: {CURVES} has no points of it."
+        for record in records
+        if record["stage"] == "report"
+        and record.get("state") in ended
+        and record["id"] not in curves
+    ]
+
+
+def _trials_table(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Build the table of trials from records by column; a column that is not declared is a metric.
+
+    Missing numbers are NaN, and missing texts are None.
+    """
+    names = {name for record in records for name in record}
+    columns = TRIAL_COLUMNS | dict.fromkeys(sorted(names - TRIAL_COLUMNS.keys()), "float64")
+    trials = pd.DataFrame(records, columns=list(columns))
+    is_given = trials.notna()
+
+    kinds = dict(columns)
+    for name, kind in columns.items():
+        if kind == "int64" and not is_given[name].all():
+            kinds[name] = "float64"
+    trials = trials.astype(kinds)
+
+    texts = trials.select_dtypes(object).columns
+    trials[texts] = trials[texts].where(is_given[texts], None)
+    return trials
+
+
+def _curves_table(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate the curves of all trials, each row with its trial's id."""
+    empty = pd.DataFrame(columns=POSITION, dtype=float)
+    points = pd.concat([empty, *curves.values()], ignore_index=True)
+    metrics = sorted(map(str, set(points) - set(POSITION)))
+    points = points[[*POSITION, *metrics]].astype({"step": int, "tokens": int})
+
+    ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
+    points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
+    return points
+
+
+def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
+    """Return check.json if it is of the plan's command and code, otherwise an empty document."""
+    checked: dict[str, Any] = {}
+    with contextlib.suppress(SweepError):  # a damaged file counts as none
+        checked = find_json(folder.check_path) or {}
+    command = [checked.get("command")]
+    is_current = command == plan.settings.user_code and checked.get("code") == plan.code
+    return checked if is_current else {}
 
 
 def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:
@@ -179,10 +194,12 @@ def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) ->
 
 
 def other_metrics(trials: pd.DataFrame, objective: Objective) -> list[str]:
-    """Return the columns of metrics that batch sizes are not compared by."""
-    names = [name for name in map(str, trials) if name.startswith((METRIC, "valid_loss"))]
-    names = [name for name in names if name not in (LOSS.name, objective.name)]
-    return [name for name in names if trials[name].notna().any()]
+    """Return the columns of metrics that batch sizes are not compared by.
+
+    A column that is not declared holds a metric, as in `_trials_table`.
+    """
+    names = [name for name in map(str, trials) if name not in TRIAL_COLUMNS]
+    return [name for name in names if name != objective.name and trials[name].notna().any()]
 
 
 def refuse_large(path: Path) -> None:
@@ -226,7 +243,7 @@ def to_numbers(values: pd.Series) -> pd.Series:
 
 
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:
-    """Write every trial, with the columns of columns.toml."""
+    """Write every trial, with the declared columns and those of metrics."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
     table = sweep.trials.astype(whole)
     texts = [name for name, kind in TRIAL_COLUMNS.items() if kind not in NUMBERS]
@@ -269,17 +286,27 @@ def _with_formula(value: Any) -> Any:
 def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
     """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
     table = read_csv(path)
-    for name in map(str, table):
+    known = [name for name in map(str, table) if name in TRIAL_COLUMNS or is_metric(name)]
+    for name in known:
         if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
             table[name] = to_numbers(table[name])
+
     rows = table.astype(object).where(table.notna(), None).map(_with_formula).to_dict("records")
-    records = {str(row.get("id")): {str(name): row[name] for name in row} for row in rows}
-    planned, only = {str(row.id): row for row in plan.known_trials}, plan.settings.optimizer.name
+    records = {str(row.get("id")): {name: row[name] for name in known} for row in rows}
+    planned = {str(row.id): row for row in plan.known_trials}
     if records.keys() != planned.keys() or len(rows) != len(planned):
         raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
-    for trial, row in planned.items():
-        records[trial] |= row.model_dump(exclude=MEASURED) | {"optimizer": row.optimizer or only}
-    return [records[trial] for trial in planned]
+    return [
+        records[trial] | _planned_values(row, plan, exclude=MEASURED)
+        for trial, row in planned.items()
+    ]
+
+
+def _planned_values(row: PlannedTrial, plan: Plan, exclude: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of a planned trial by column."""
+    names = TRIAL_COLUMNS.keys() - set(exclude)
+    optimizer = row.optimizer or plan.settings.optimizer.name
+    return row.model_dump(include=names) | {"optimizer": optimizer}
 
 
 def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
@@ -310,28 +337,52 @@ def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
     return {trial: by_trial[trial] for trial in planned if trial in by_trial}
 
 
-def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
-    """Return result.json or, without one, state.json."""
+def _read_record(
+    trial: TrialFolder, row: PlannedTrial, plan: Plan, warnings: list[str]
+) -> dict[str, Any]:
+    """Return the values of a planned trial by column, from its result or else its state."""
+    result = _find_result(trial, warnings)
+    if result is not None:
+        record = result.as_row()
+        record["execution"] = canonical_json(result.execution)
+    else:
+        record = _unfinished_values(trial, row, plan)
+
+    of_sweep = {
+        "tokens_per_sequence": plan.tokens_per_sequence,
+        "target": plan.settings.target,
+        "expected_initial_loss": plan.settings.expected_initial_loss,
+        "loss_unit": plan.settings.evaluated.unit,
+        "has_looks": plan.has_looks,
+    }
+    return record | of_sweep | dict.fromkeys(plan.settings.workload.unused)
+
+
+def _find_result(trial: TrialFolder, warnings: list[str]) -> Result | None:
     try:
-        if result := trial.read_result():
-            kinds = {name: "float64" for name in result if name.startswith(METRIC)} | TRIAL_COLUMNS
-            types = {n: int | float if k in NUMBERS else str | dict for n, k in kinds.items()}
-            if all(isinstance(result.get(name), kind | None) for name, kind in types.items()):
-                return result
-            raise CorruptFile("a column has another type")
+        return trial.read_result()
     except CorruptFile:
         problem = "result.json is damaged or was changed; its numbers are left out"
         warnings.append(f"trial {trial.id}: {problem}.")
+        return None
+
+
+def _unfinished_values(trial: TrialFolder, row: PlannedTrial, plan: Plan) -> dict[str, Any]:
+    """Return what the plan and state.json tell about a trial without a result, by column."""
     status = trial.read_status()
-    record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
-    if status.cause:
-        record |= {
-            "cause": str(status.cause),
-            "message": cut(status.message, MESSAGE_CHARACTERS) or None,
-        }
-    if status.microbatch_size:
-        record["microbatch_size"] = status.microbatch_size
-    return record
+    values = _planned_values(row, plan) | {
+        "parameters": plan.model.parameters,
+        "state": str(status.state),
+        "attempts": status.attempts,
+    }
+    if status.cause is not None:
+        values["cause"] = str(status.cause)
+        values["message"] = cut(status.message, MESSAGE_CHARACTERS) or None
+    if status.microbatch_size:  # it may have shrunk after out_of_memory
+        values["microbatch_size"] = status.microbatch_size
+        sequences = row.devices * status.microbatch_size
+        values["gradient_accumulation_steps"] = row.batch_size // sequences
+    return values
 
 
 def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:

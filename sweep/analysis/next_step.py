@@ -34,7 +34,8 @@ from sweep.plan.course import tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State
 
 TUNING_TRIALS = 8  # typical number at each batch size
 LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them

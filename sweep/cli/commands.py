@@ -111,7 +111,7 @@ def run(
     from sweep.orchestration.planning import make_plan, read_request
     from sweep.orchestration.runner import check_request, finished_summary, prepare, rows_to_run
     from sweep.orchestration.status import sweep_status
-    from sweep.trial.folder import Cause
+    from sweep.trial.status import Cause
 
     request = read_request(experiment, settings, out)
     folder, planned = request.folder, make_plan(request)
@@ -358,7 +358,7 @@ def log(words: tuple[str, ...]) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     """Remove half-written files and the checkpoints of complete trials, after listing them."""
-    from sweep.trial.folder import State
+    from sweep.trial.status import State
 
     unneeded = dict.fromkeys(folder.half_written(), "half-written")
     for trial in folder.trials():

@@ -24,7 +24,8 @@ from sweep.orchestration.runner import rows_to_run
 from sweep.plan.needs import settings_without_effect
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import describe_policy
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State
 
 if TYPE_CHECKING:
     from sweep.analysis.answer import Answer

@@ -14,6 +14,12 @@ RESERVED = ("perf", "memory", "final", "system")
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)+")
 MOST_CHARACTERS = 200  # MLflow's names of results are longer by a few characters
 MOST_NAMES = 1000  # metrics of one trial
+FINAL_VALID = "final_valid_"
+
+
+def final_column(name: str) -> str:
+    """Return the column of trials.csv that has the final value of the metric valid/NAME."""
+    return f"{FINAL_VALID}{name}"
 
 
 def check_metric_name(name: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sweep.config.metrics import FINAL_VALID
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -25,7 +27,7 @@ class Objective:
     @property
     def curve(self) -> str:
         """The metric of metrics.jsonl that this is the last value of."""
-        return "valid/loss" if self.is_ratio else f"valid/{self.name.removeprefix('final_valid_')}"
+        return "valid/loss" if self.is_ratio else f"valid/{self.name.removeprefix(FINAL_VALID)}"
 
     @property
     def is_ratio(self) -> bool:

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from sweep.config.objective import Objective
 from sweep.plan.plan import PlannedTrial
-from sweep.trial.folder import Cause, State, has_failed
+from sweep.trial.status import Cause, State, has_failed
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State
 
 LOG = logging.getLogger(__name__)
 UNCERTAIN = 1.5  # factor of uncertainty of a measurement on an idle machine, docs/planning.md
@@ -84,13 +85,17 @@ def estimate_seconds(
         factor. Seconds and factor are None if a step cannot run here.
     """
     reason = ""
-    results = [folder.trial(str(row.id)).find_result() or {} for row in rows if row.id]
-    complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
+    results = [folder.trial(str(row.id)).find_result() for row in rows if row.id]
+    complete = [
+        result
+        for result in results
+        if result is not None and result.state is State.COMPLETE and result.seconds_training
+    ]
     if complete:
-        pairs = [(r["batch_size"], r["seconds_training"] / r["steps"]) for r in complete]
+        pairs = [(r.batch_size, r.seconds_training / r.steps) for r in complete]
         medians = {size: statistics.median(t for b, t in pairs if b == size) for size, _ in pairs}
         per_step, per_sequence, factor = fit_step_time(medians)
-        outside = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
+        outside = statistics.median(r.seconds_total - r.seconds_training for r in complete)
     else:
         config = plan.trial_config(max(rows, key=lambda row: row.batch_size))
         try:

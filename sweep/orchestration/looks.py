@@ -25,7 +25,8 @@ def read_record(folder: SweepFolder, row: PlannedTrial, objective: Objective) ->
     """Read how a trial ended from its folder."""
     trial = folder.trial(str(row.id))
     status = trial.read_status()
-    metric = (trial.find_result() or {}).get(objective.name)
+    result = trial.find_result()
+    metric = None if result is None else result.as_row().get(objective.name)
     value = compared_value(status.state, status.cause, metric, objective)
     return TrialRecord(row, status.state, status.cause, value)
 

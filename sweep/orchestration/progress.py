@@ -17,7 +17,8 @@ from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
 from sweep.errors import printable
 from sweep.orchestration.status import sweep_status, time_left
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State
 
 LINE_SECONDS = 60.0  # between lines of progress without a terminal
 

@@ -25,8 +25,9 @@ from sweep.signals import handle_unless_ignored
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import check_answers, is_mirrored, read_record, recorded_uri
 from sweep.trial.files import remove
-from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_state
+from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
+from sweep.trial.status import Cause, State, TrialStatus, overall_state
 
 LOG = logging.getLogger(__name__)
 MIRROR_SECONDS = 30.0  # limit on the mirror's last pass

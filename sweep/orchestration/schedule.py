@@ -14,8 +14,9 @@ from sweep.plan import retry
 from sweep.plan.course import Course
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.target import PATIENCE, last_step
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
+from sweep.trial.status import Cause, State
 
 POLL_SECONDS = 0.25
 LESS_MEMORY = (
@@ -161,8 +162,9 @@ class Scheduler:
             return None
         cells = {row.id: row.cell for row in self.plan.known_trials}
         rows = (row for row in self.plan.known_trials if row.cell == cells[config.id])
-        results = (self.folder.trial(str(row.id)).find_result() or {} for row in rows)
-        tokens = [r["tokens_to_target"] for r in results if r.get("tokens_to_target")]
+        results = [self.folder.trial(str(row.id)).find_result() for row in rows]
+        crossings = [result.tokens_to_target for result in results if result is not None]
+        tokens = [crossing for crossing in crossings if crossing]
         if not tokens:
             return None
         points = config.science.evaluation.points

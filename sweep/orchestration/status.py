@@ -6,8 +6,9 @@ from sweep.config.objective import Objective
 from sweep.errors import SweepError
 from sweep.plan.plan import PlannedTrial, parse_plan
 from sweep.plan.policies import is_tuned
-from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.status import State, overall_state
 
 
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:
@@ -56,8 +57,10 @@ def _trial_status(
     if state is State.RUNNING and not is_locked(trial.lease_path):  # dead, or waits for a cluster
         has_started = read_owner(trial.lease_path).get("fencing") == status.fencing
         state = State.RUNNING if has_runner and has_started else State.WAITING
-    last = trial.find_result() if state.is_finished else None
-    if last is None:  # the newest of each metric
+    result = trial.find_result() if state.is_finished else None
+    if result is not None:
+        last = result.as_row()
+    else:  # the newest of each metric
         last = {name: value for line in trial.find_metrics() for name, value in line.items()}
     names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
     return {
@@ -76,9 +79,10 @@ def _trial_status(
 
 def is_complete(trial: TrialFolder, target: float | None) -> bool:
     """Return True if a trial is complete, and reached the target if there is one."""
-    result = trial.find_result() or {}
-    has_reached = target is None or bool(result.get("tokens_to_target"))
-    return result.get("state") == State.COMPLETE and has_reached
+    result = trial.find_result()
+    if result is None or result.state is not State.COMPLETE:
+        return False
+    return target is None or bool(result.tokens_to_target)
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:

@@ -45,7 +45,7 @@ from sweep.plan.retry import is_to_run
 from sweep.tracking import store
 from sweep.tracking.addresses import sqlite_address, sqlite_path, with_driver
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State, has_failed
+from sweep.trial.status import Cause, State, has_failed
 
 LOG = logging.getLogger(__name__)
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
@@ -214,7 +214,8 @@ class Tuning:
     def _read_trial(self, row: PlannedTrial, rungs: tuple[int, ...]) -> TuningTrial:
         """Read a trial and what tuning minimizes: the objective, or tokens to the target."""
         folder, objective, target = self.folder.trial(str(row.id)), self.objective, self.target
-        status, result = folder.read_status(), folder.find_result() or {}
+        status = folder.read_status()
+        result = folder.find_result()
         points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
         for line in folder.find_metrics():
             if objective.curve in line:
@@ -226,7 +227,8 @@ class Tuning:
         if target is not None and not (is_to_run(status) or status.cause is Cause.DIVERGED):
             # Without a crossing, the tokens grow with the distance, which guides the search.
             tokens, last = points[max(points)] if points else (1, math.inf)
-            minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
+            crossing = None if result is None else result.tokens_to_target
+            minimized = crossing or tokens * (1 + max(0.0, last - target))
         is_pruned = status.state is State.PRUNED and target is None
         at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
         return TuningTrial(row.learning_rate or 0.0, minimized, row, value, is_pruned, at_rungs)

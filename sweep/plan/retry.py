@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.accumulation import largest_divisor
-from sweep.trial.folder import Cause, State, TrialStatus, has_failed
+from sweep.trial.status import Cause, State, TrialStatus, has_failed
 from sweep.trial.watchdog import has_stalled
 
 

@@ -27,7 +27,9 @@ from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
 from sweep.tracking.addresses import check_tracking_uri, mlflow_address, sqlite_path
 from sweep.trial.files import POSITION, read_metrics, sha256_of, write_json
-from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, overall_state
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.result import Result
+from sweep.trial.status import MESSAGE_CHARACTERS, State, overall_state
 from sweep.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
-NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 COLOR, TABLE = "mlflow.runColor", "trials.json"
 LOG_FILE, CURVE_FILE = "log.txt", "metrics.jsonl"
 MIRRORED_FILES = ("config.json", "result.json", CURVE_FILE, "valid_losses.npy", LOG_FILE)
@@ -297,7 +298,7 @@ class Mirror(threading.Thread):
         """
         from mlflow.entities import Metric
 
-        run, result = self._runs.get(trial.id), trial.read_result() or {}
+        run, result = self._runs.get(trial.id), trial.read_result()
         points, newest = [_point(line) for line in lines or []], None
         if run is not None and lines is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]
@@ -316,16 +317,12 @@ class Mirror(threading.Thread):
             tags = {"sweep.trial_id": trial.id, COLOR: self._colors[row.batch_size]}
             run = self._create_run(trial.id, name, tags, start)
         first = newest[0] if newest else 0  # sent again, as it may be incomplete
-        final = {
-            f"final/{name.removeprefix('final_')}": value
-            for name, value in result.items()
-            if isinstance(value, int | float) and name not in NOT_RESULTS
-        }
+        final = {} if result is None else _final_metrics(result)
         unit = self.plan.settings.token_unit  # or examples
         if lines:
             position = {key: lines[-1][key] for key in POSITION}
-        elif lines is None and result:
-            position = {"time": trial.result_path.stat().st_mtime, "tokens": result["tokens"]}
+        elif lines is None and result is not None:
+            position = {"time": trial.result_path.stat().st_mtime, "tokens": result.tokens}
         else:
             position = dict.fromkeys(POSITION, 0)
         settled = [] if lines is None else read_metrics(trial.metrics_path, length)
@@ -372,6 +369,15 @@ class Mirror(threading.Thread):
             end = max(end or round(1000 * time.time()), run.info.start_time)  # the clock may jump
             self._client.set_terminated(run_id, status, end)
         self._runs[key] = self._client.get_run(run_id)
+
+
+def _final_metrics(result: Result) -> dict[str, float]:
+    """Return the numbers of a result that the plan does not have, by their names in MLflow."""
+    return {
+        f"final/{name.removeprefix('final_')}": value
+        for name, value in result.as_row().items()
+        if isinstance(value, int | float) and name not in PlannedTrial.model_fields
+    }
 
 
 def _point(line: dict[str, Any]) -> tuple[int, int]:

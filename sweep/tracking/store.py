@@ -34,7 +34,8 @@ from sweep.tracking.addresses import (
     without_password,
 )
 from sweep.trial.files import find_json, refuse_super_journal, sha256_of
-from sweep.trial.folder import SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import TrialStatus
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

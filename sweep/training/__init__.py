@@ -11,7 +11,8 @@ from pathlib import Path
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.process import FreshProcess, ShouldStop, outcome_of
-from sweep.trial.folder import TrialFolder, TrialStatus
+from sweep.trial.folder import TrialFolder
+from sweep.trial.status import TrialStatus
 
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:

@@ -17,7 +17,8 @@ from sweep.signals import handle_unless_ignored
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, outcome_of, serve
 from sweep.trial.files import refuse_links
-from sweep.trial.folder import Cause, State, TrialFolder, has_failed
+from sweep.trial.folder import TrialFolder
+from sweep.trial.status import Cause, State, has_failed
 from sweep.usercode.identity import describe_objects
 
 

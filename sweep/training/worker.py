@@ -1,4 +1,4 @@
-"""One attempt of one trial, from taking the lease to result.json.
+"""One attempt of one trial, from taking the lease to its result.
 
 A trial on several devices has a process for each, started by that of the attempt.
 """
@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,18 +25,18 @@ import torch.distributed as dist
 from sweep import errors
 from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
-from sweep.plan.course import Course
 from sweep.plan.retry import Outcome
-from sweep.plan.target import crossing_tokens
 from sweep.training import device as machine
-from sweep.training.checkpoint import CheckpointStore, Progress
+from sweep.training.checkpoint import CheckpointStore
 from sweep.training.command import run_command
 from sweep.training.loop import train
 from sweep.training.process import FreshProcess, ShouldStop, outcome_of
+from sweep.training.record import write_result
 from sweep.training.step import TrainingStep
 from sweep.trial import files, watchdog
-from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
+from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import MESSAGE_CHARACTERS, TrialStatus
 from sweep.usercode.identity import check_code
 from sweep.usercode.objects import add_code_folder
 from sweep.workloads import ranks
@@ -60,8 +59,9 @@ def run_attempt(
             status = status or folder.read_status()
             store = CheckpointStore(folder, status.fencing)
             store.check()
-            if result := folder.find_result():  # the runner died before it recorded this
-                return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
+            result = folder.find_result()
+            if result is not None:  # the runner died before it recorded this
+                return Outcome(result.cause or "complete")
             if not ranks.is_distributed():  # otherwise the launching process has done this
                 files.refuse_links(path)
                 stack.enter_context(Lease(folder.lease_path, status.fencing))
@@ -239,91 +239,3 @@ def _run_rank(
         dist.barrier()
         dist.destroy_process_group()
     return outcome
-
-
-def write_result(
-    config: TrialConfig,
-    status: TrialStatus,
-    store: CheckpointStore,
-    step: TrainingStep | None,  # None: a command trained
-    progress: Progress,
-    final: FinalEvaluation | None,
-    message: str,
-    metrics_sha256: str,
-) -> None:
-    folder, science, devices = store.folder, config.science, config.execution.devices
-    device = step.device if step else torch.device(config.execution.device)
-    tokens = Course.of_trial(config).tokens_at(progress.step)
-    tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
-    epochs = step and step.workload.epochs()
-    if files.find_sha256(folder.metrics_path) != metrics_sha256:
-        problem = f"{folder.metrics_path} was changed during training"
-        raise errors.CorruptFile(f"{problem}. Run it again.")
-    nats = valid_tokens = valid_bytes = math.nan  # null in the file
-    to_target = None
-    if final and final.valid_losses is not None:
-        with files.replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
-            np.save(file, final.valid_losses)
-        nats, valid_tokens = final.valid_losses.sum(axis=0).tolist()
-        valid_bytes = final.valid_bytes or math.nan
-        if science.target is not None:  # only with a loss
-            rows = [row for row in files.read_metrics(folder.metrics_path) if "valid/loss" in row]
-            seen = [row["tokens"] for row in rows]
-            losses = [row["valid/loss"] for row in rows]
-            to_target = crossing_tokens(seen, losses, science.target, science.evaluation.window)
-    record = {
-        "id": config.id,
-        **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
-        "optimizer": science.optimizer.name,
-        **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
-        "parameters": step and step.parameter_count,
-        "tokens": tokens,
-        "epochs": epochs and epochs * progress.step / config.steps,
-        "steps": progress.step,
-        "warmup_steps": config.warmup_steps,
-        "devices": devices,
-        "microbatch_size": config.microbatch_size,
-        "gradient_accumulation_steps": science.batch_size // (devices * config.microbatch_size),
-        "state": State.COMPLETE if final else State.FAILED,
-        "cause": None if final else Cause.DIVERGED,
-        "message": message or None,
-        "attempts": status.attempts,
-        "initial_train_loss": progress.first_loss,
-        "initial_valid_loss": progress.start_loss,
-        "final_train_loss": final and final.train_loss,
-        "final_valid_loss": None,
-        **{
-            f"final_valid_{name}": value for name, value in (final.metrics if final else {}).items()
-        },
-        "bits_per_byte": nats / math.log(2) / valid_bytes,
-        "bytes_per_token": valid_bytes / valid_tokens,
-        "tokens_to_target": to_target,
-        "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_"))},
-        "tokens_per_second": tokens_per_second,
-        "mfu": machine.flop_utilization(config, device, tokens_per_second),
-        "device": machine.device_name(device),
-        "peak_memory_bytes": progress.peak_memory_bytes or None,
-        "torch_version": step and torch.__version__,
-        "git_commit": git_commit(),
-        "data_sha256": files.sha256_of(science.data) if science.data else None,
-        "execution": {
-            **config.execution.model_dump(mode="json"),
-            "instruction_sets": progress.instruction_sets,
-        },
-        "metrics_sha256": metrics_sha256,
-        "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
-        "weights_sha256": files.find_sha256(folder.weights_path),
-        **dict.fromkeys(science.workload.unused),
-    }
-    files.write_json(folder.result_path, files.with_nulls(record), store.check)
-
-
-def git_commit() -> str | None:
-    """Return the commit of this code, `-dirty` with local changes; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists() or not shutil.which("git"):
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None

@@ -1,22 +1,20 @@
-"""The folders of a sweep and of its trials: states, initial weights, and a check of every file."""
+"""The folders of a sweep and of its trials: initial weights, and a check of every file."""
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import ValidationError
 
 from sweep.config.hub import PREFIX
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Table, parse_settings
-from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
+from sweep.config.trial import Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.resources import sha256_of_file
 from sweep.trial.files import (
@@ -29,75 +27,12 @@ from sweep.trial.files import (
     write_json,
 )
 from sweep.trial.lease import read_owner
+from sweep.trial.result import Result
+from sweep.trial.status import Cause, State, TrialStatus
 
-MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 SEAL = "checkpoint.json"  # in a checkpoint: the hashes of its files
-
-
-class State(StrEnum):
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    COMPLETE = "COMPLETE"
-    PRUNED = "PRUNED"
-    FAILED = "FAILED"
-
-    @property
-    def is_finished(self) -> bool:  # no attempt is running or to be started
-        return self not in (State.WAITING, State.RUNNING)
-
-
-class Cause(StrEnum):  # why a trial FAILED
-    OUT_OF_MEMORY = "out_of_memory"
-    DIVERGED = "diverged"
-    PREEMPTED = "preempted"
-    LOST = "lost"  # killed, segmentation fault, no heartbeat
-    ERROR = "error"
-
-
-def has_failed(state: str | None, cause: str | None) -> bool:
-    """Return True for a failure that can be tried again; a divergence is a result."""
-    return state == State.FAILED and cause != Cause.DIVERGED
-
-
-def overall_state(ends: Collection[tuple[State, Cause | None]]) -> State:
-    """Return WAITING, FAILED or COMPLETE for trials of which none is running, by their ends."""
-    if not all(state.is_finished for state, _ in ends):
-        return State.WAITING
-    return State.FAILED if any(has_failed(*end) for end in ends) else State.COMPLETE
-
-
-@dataclass(frozen=True)
-class TrialStatus:  # state.json, which only the runner writes
-    state: State = State.WAITING
-    cause: Cause | None = None
-    message: str = ""  # one line for people
-    attempts: int = 0
-    fencing: int = 0  # number of the newest attempt
-    microbatch_size: int | None = None  # None: as planned
-    pause_step: int | None = None  # step at which the attempt checkpoints and ends
-    stall_minutes: float = STALL_MINUTES  # without a step, after which an attempt is ended
-
-    def changed(self, **fields: Any) -> "TrialStatus":
-        return replace(self, **fields)
-
-
-class Result(BaseModel):
-    """The keys of result.json that decide what happens next."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    state: State
-    cause: Cause | None
-    batch_size: int = Field(ge=1)
-    steps: int = Field(ge=1)
-    final_valid_loss: float | None
-    tokens_to_target: float | None
-    seconds_training: float
-    seconds_total: float
-    tokens_per_second: float | None = None
-    metrics_sha256: str
 
 
 class CheckpointName(NamedTuple):
@@ -165,10 +100,10 @@ class TrialFolder:
         needs_result = status.state is State.COMPLETE or status.cause is Cause.DIVERGED
         if not (needs_result or status.state in (State.WAITING, State.RUNNING)):
             return status
-        if result := self.find_result():
-            cause = Cause(result["cause"]) if result["cause"] else None
+        result = self.find_result()
+        if result is not None:
             message = status.message if needs_result else ""
-            return status.changed(state=State(result["state"]), cause=cause, message=message)
+            return status.changed(state=result.state, cause=result.cause, message=message)
         if needs_result:
             message = f"{self.result_path} is missing or damaged; the trial runs again"
             return status.changed(state=State.WAITING, cause=None, message=message)
@@ -177,19 +112,17 @@ class TrialFolder:
     def write_status(self, status: TrialStatus) -> None:
         write_json(self.state_path, {"id": self.id, **asdict(status)})
 
-    def read_result(self) -> dict[str, Any] | None:
+    def read_result(self) -> Result | None:
         """Read result.json; None if the trial has none, CorruptFile if it is damaged."""
-        if data := self.read_sealed(self.result_path):
-            try:
-                result = Result.model_validate(data)
-                metrics = [v for name, v in data.items() if name.startswith("final_valid_")]
-                if result.state is State.COMPLETE and not any(v is not None for v in metrics):
-                    raise ValueError("a complete trial has been evaluated")
-            except ValueError as error:
-                raise CorruptFile(f"{self.result_path} lacks what a result has.") from error
-        return data
+        document = self.read_sealed(self.result_path)
+        if document is None:
+            return None
+        try:
+            return Result.model_validate(document)
+        except ValidationError as error:
+            raise CorruptFile(f"{self.result_path} lacks what a result has.") from error
 
-    def find_result(self) -> dict[str, Any] | None:
+    def find_result(self) -> Result | None:
         """Read result.json; None if the trial has none, or one that is damaged."""
         with contextlib.suppress(SweepError, IsADirectoryError):
             return self.read_result()
@@ -201,7 +134,7 @@ class TrialFolder:
         if result is None:
             return read_metrics(self.metrics_path)
         remedy = f"Its result is intact. Restore the file, or remove {self.path} and run it again."
-        if find_sha256(self.metrics_path) != result["metrics_sha256"]:
+        if find_sha256(self.metrics_path) != result.metrics_sha256:
             problem = "is missing or does not match the sha256 in result.json"
             raise CorruptFile(f"{self.metrics_path} {problem}. {remedy}")
         try:
@@ -351,7 +284,8 @@ def identify_start(path: str) -> dict[str, Any]:
         return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     science = folder.read_config().science
     weights = sha256_of_file(folder.weights_path)
-    if weights != (folder.read_result() or {}).get("weights_sha256"):
+    result = folder.read_result()
+    if result is None or result.weights_sha256 != weights:
         raise CorruptFile(f"{folder.weights_path} does not match the sha256 in result.json.")
     start = {
         "weights": weights,
@@ -363,15 +297,30 @@ def identify_start(path: str) -> dict[str, Any]:
     return start
 
 
-def _check_hash(trial: TrialFolder, path: Path) -> None:
-    """Compare a file with the sha256 that its trial recorded; only losses are always kept."""
+def _check_losses(trial: TrialFolder) -> None:
+    result = trial.find_result()
+    recorded = None if result is None else result.valid_losses_sha256
+    _check_hash(trial.losses_path, recorded, is_always_kept=True)
+
+
+def _check_weights(trial: TrialFolder) -> None:
+    result = trial.find_result()
+    recorded = None if result is None else result.weights_sha256
+    _check_hash(trial.weights_path, recorded)
+
+
+def _check_tokenizer(trial: TrialFolder) -> None:
+    tokenizer = trial.read_config().science.tokenizer
+    recorded = None if tokenizer is None else tokenizer.sha256
+    _check_hash(trial.tokenizer_path, recorded)
+
+
+def _check_hash(path: Path, recorded: str | None, is_always_kept: bool = False) -> None:
+    """Compare a file with the sha256 that its trial recorded."""
     actual = find_sha256(path)
-    if path == trial.tokenizer_path:
-        tokenizer = trial.read_config().science.tokenizer
-        recorded = tokenizer and tokenizer.sha256
-    else:
-        recorded = (trial.find_result() or {}).get(f"{path.stem}_sha256")
-    if actual != recorded and (actual or path == trial.losses_path):
+    if actual is None and not is_always_kept:
+        return
+    if actual != recorded:
         raise CorruptFile(f"{path} does not match the sha256 that its trial recorded.")
 
 
@@ -384,9 +333,9 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "result.json": TrialFolder.read_result,
     "metrics.jsonl": TrialFolder.read_metrics,
     "checkpoint-*": lambda trial: [*map(trial.verify_checkpoint, trial.checkpoints())],
-    "valid_losses.npy": lambda trial: _check_hash(trial, trial.losses_path),
-    "weights.safetensors": lambda trial: _check_hash(trial, trial.weights_path),
-    "tokenizer.json": lambda trial: _check_hash(trial, trial.tokenizer_path),
+    "valid_losses.npy": _check_losses,
+    "weights.safetensors": _check_weights,
+    "tokenizer.json": _check_tokenizer,
     **dict.fromkeys(("lease.json", "log.txt", "reported.jsonl", "work", "resume")),
 }
 SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {

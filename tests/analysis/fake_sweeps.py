@@ -14,7 +14,8 @@ from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.resources import sha256_of_file
 from sweep.trial.files import sha256_of, write_json
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.plans import build_plan
 
 DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0, "bytes": 2_000_000}

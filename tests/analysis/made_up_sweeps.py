@@ -17,7 +17,8 @@ from sweep.plan.growth import grow_plan
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
-from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.analysis.fake_sweeps import fake_result
 from tests.plans import Inputs
 

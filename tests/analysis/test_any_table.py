@@ -15,7 +15,7 @@ from sweep.analysis.checks import FAIL
 from sweep.analysis.results import judge_trials
 from sweep.analysis.text_tables import TextTable, cells_of, read_text_tables
 from sweep.errors import SweepError
-from sweep.trial.folder import State
+from sweep.trial.status import State
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 SIZES = (8, 16, 32, 64)

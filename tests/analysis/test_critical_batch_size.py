@@ -19,7 +19,8 @@ from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
-from sweep.trial.folder import State, SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State, TrialStatus
 from tests.analysis.fake_sweeps import fake_result, write_fake_sweep
 from tests.analysis.noisy_quadratic import best_quadratic_steps
 

@@ -20,6 +20,7 @@ from sweep.analysis.frames import TRIAL_COLUMNS
 from sweep.errors import SweepError
 from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
+from sweep.trial.result import COLUMNS
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,21 @@ def test_numbers_are_those_of_result_json(some):
         else:
             assert row[name] == result[name], name
     assert json.loads(row["execution"]) == result["execution"]
+
+
+def test_values_of_the_sweep_are_in_every_row(some):
+    loaded = sweep.load_sweep(some)
+    assert {n for n, column in COLUMNS.items() if not column.is_in_file} == OF_THE_SWEEP
+    settings = loaded.plan.settings
+    assert loaded.trials["has_looks"].to_list() == [False] * len(loaded.trials)
+    expected = {
+        "tokens_per_sequence": settings.model.context,
+        "expected_initial_loss": np.log(settings.model.vocabulary),
+        "loss_unit": "nats",
+    }
+    for name, value in expected.items():
+        assert set(loaded.trials[name]) == {value}
+    assert loaded.trials["target"].isna().all()
 
 
 def test_curves_are_those_of_metrics_jsonl(some):
@@ -115,7 +131,7 @@ def test_documentation_columns_and_design_agree(some):
     assert set(re.split(r",\s+", DESIGNED)) <= set(documented)
     result = json.loads(SweepFolder(some).trials()[0].result_path.read_text())
     also = re.findall(r"^\| `(\w+)` \|", only_json.split("\n## ")[0], re.MULTILINE)
-    assert set(result) == {*documented, *also} - OF_THE_SWEEP
+    assert set(result) == {*documented, *also, "format_version", "sha256"} - OF_THE_SWEEP
 
 
 def test_damaged_results_are_warned_of_and_left_out(some):

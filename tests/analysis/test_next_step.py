@@ -19,7 +19,7 @@ from sweep.orchestration.planning import Planned, Request, make_plan, read_reque
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.commands import parse_command
 from sweep.plan.plan import build_plan
-from sweep.trial.files import write_json
+from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.made_up_sweeps import (
     CPU,
@@ -275,7 +275,7 @@ def test_seeds_that_give_equal_results_are_named_as_the_reason(tmp_path):
     for row in plan.trials:
         trial = SweepFolder(tmp_path / "s").trial(row.id)
         if row.stage == "report":
-            write_json(trial.result_path, {**trial.read_result(), "final_valid_loss": 1.5})
+            write_json(trial.result_path, read_json(trial.result_path) | {"final_valid_loss": 1.5})
     answer = load_sweep(tmp_path / "s").answer()
     assert answer.provisional and answer.settle is None
     assert "same result at batch size 4 and 16" in answer.settle_reason

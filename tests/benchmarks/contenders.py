@@ -27,7 +27,8 @@ from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores
 from sweep.training.step import TrainingStep
-from sweep.trial.folder import TrialFolder, TrialStatus
+from sweep.trial.folder import TrialFolder
+from sweep.trial.status import TrialStatus
 from sweep.workloads.build import build_workload
 
 WARM_UP = 10  # steps

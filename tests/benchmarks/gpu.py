@@ -166,15 +166,20 @@ def run_trial(trial: TrialFolder) -> dict[str, Any]:
     result = trial.read_result()
     assert result is not None
     return {
-        "device": result["device"],
-        "steps": result["steps"],
+        "device": result.device,
+        "steps": result.steps,
         "seconds_wall": wall,
-        "seconds_fixed": wall - result["seconds_training"],
-        "seconds_start": wall - result["seconds_total"],
-        **{name: value for name, value in result.items() if name.startswith("seconds_")},
-        "initial_train_loss": result["initial_train_loss"],
-        "final_train_loss": result["final_train_loss"],
-        "final_valid_loss": result["final_valid_loss"],
+        "seconds_fixed": wall - result.seconds_training,
+        "seconds_start": wall - result.seconds_total,
+        "seconds_total": result.seconds_total,
+        "seconds_compile": result.seconds_compile,
+        "seconds_training": result.seconds_training,
+        "seconds_evaluation": result.seconds_evaluation,
+        "seconds_checkpoint": result.seconds_checkpoint,
+        "seconds_noise": result.seconds_noise,
+        "initial_train_loss": result.initial_train_loss,
+        "final_train_loss": result.final_train_loss,
+        "final_valid_loss": result.final_valid_loss,
     }
 
 

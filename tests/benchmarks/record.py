@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sweep.training.worker import git_commit
+from sweep.training.record import git_commit
 
 RESULTS = Path(__file__).parents[2] / "results" / "benchmarks"
 

@@ -113,7 +113,8 @@ def compiled_trials(folder: Path) -> dict[str, object]:
     for trial in out.trials():
         result = trial.read_result()
         assert result is not None, trial
-        others[result["seed"]] = result["seconds_total"] - sum(result[name] for name in spent)
+        row = result.as_row()
+        others[result.seed] = result.seconds_total - sum(row[name] for name in spent)
     first, *later = (others[seed] for seed in sorted(others))
     return {"first_seconds": first, "later_seconds": later, "median": statistics.median(later)}
 

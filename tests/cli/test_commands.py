@@ -18,8 +18,9 @@ from sweep.analysis.results import load_sweep
 from sweep.cli import sweep
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import canonical_json, seal
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import State
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.contracts.figures import NOT_IN_A_WORKER, ROOT
 from tests.servers import load_stored_sweep

@@ -10,7 +10,7 @@ from sweep.config.trial import Execution
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord, compared_value, tuning_records
 from sweep.plan.plan import Inputs, build_plan
-from sweep.trial.folder import Cause, State
+from sweep.trial.status import Cause, State
 
 CPU = Execution(device="cpu", threads=2)
 

@@ -39,7 +39,7 @@ def test_a_trained_model_approaches_the_bound_from_above(tmp_path, budget, share
     result = trial.read_result()
     metrics = read_metrics(trial.metrics_path)
     lines = [line["valid/loss"] for line in metrics if "valid/loss" in line]
-    excess = np.array([result["initial_train_loss"], *lines, result["final_valid_loss"]]) - bound
+    excess = np.array([result.initial_train_loss, *lines, result.final_valid_loss]) - bound
     assert len(lines) == 4
     assert excess[-1] == pytest.approx(per_document.mean())
     assert all(excess[k] < excess[:k].mean() for k in range(1, len(excess)))

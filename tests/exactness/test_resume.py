@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, TrialFolder
+from sweep.trial.folder import TrialFolder
+from sweep.trial.result import Result
+from sweep.trial.status import State
 from tests.exactness.attempts import attempt, continued_from, plan_trial
 from tests.hugging_face import save_model
 
@@ -51,10 +53,10 @@ def planned_trial(
     return plan_trial(path, experiment, settings, **ALWAYS | execution)
 
 
-def run_to_the_end(trial: TrialFolder) -> dict[str, object]:
+def run_to_the_end(trial: TrialFolder) -> Result:
     assert attempt(trial) == 0
     result = trial.read_result()
-    assert result["state"] == State.COMPLETE
+    assert result is not None and result.state is State.COMPLETE
     return result
 
 
@@ -74,7 +76,7 @@ def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
     result, other_result = trial.read_result(), other.read_result()
     keys = ("final_valid_loss", "final_train_loss", "best_valid_loss", "clipped_step_fraction")
     for key in (*keys, "tokens_to_target"):
-        assert result[key] == other_result[key]
+        assert getattr(result, key) == getattr(other_result, key)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_every_kind_of_trial_resumes_exactly(tmp_path, experiment, settings, exe
     run_to_the_end(trial)
     assert_same(trial, whole)
     assert continued_from(trial) == [death - 1]
-    assert bool(result["seconds_compile"]) == ("compile" in execution)
+    assert bool(result.seconds_compile) == ("compile" in execution)
     if experiment == "grpo-words":
         assert_grpo_metrics(trial)
 
@@ -156,15 +158,15 @@ def assert_grpo_metrics(trial: TrialFolder) -> None:
     promised |= {"reward/mean", "reward/std", "reward/words", "completion/tokens"}
     promised |= {f"grpo/{name}" for name in ("kl", "ratio", "clip_fraction", "entropy")}
     assert promised <= line.keys()
-    parameters = trial.read_result()["parameters"]
+    parameters = trial.read_result().parameters
     assert line["memory/allocated_bytes"] >= 3 * 4 * parameters  # with two moments
 
 
 def test_averaged_weights_and_the_way_to_a_target_resume_exactly(tmp_path):
     whole = planned_trial(tmp_path / "whole", "quick", TARGET)
     result = run_to_the_end(whole)
-    steps = result["steps"]
-    assert result["tokens_to_target"] and steps % 5 == 0  # an evaluation is every 5 steps
+    steps = result.steps
+    assert result.tokens_to_target and steps % 5 == 0  # an evaluation is every 5 steps
     trial = planned_trial(tmp_path / "killed", "quick", TARGET)
     for nth in (steps - 7, 6):  # before the crossing, and between it and its confirmation
         assert attempt(trial, "after a step", nth) == -signal.SIGKILL
@@ -187,7 +189,7 @@ def test_grpo_starts_from_the_weights_of_a_pretraining_trial(tmp_path):
 
 def test_result_and_metrics_agree_with_their_hashes(uninterrupted):
     result = uninterrupted.read_result()
-    assert result["metrics_sha256"] == sha256_of_file(uninterrupted.metrics_path)
-    assert result["valid_losses_sha256"] == sha256_of_file(uninterrupted.losses_path)
+    assert result.metrics_sha256 == sha256_of_file(uninterrupted.metrics_path)
+    assert result.valid_losses_sha256 == sha256_of_file(uninterrupted.losses_path)
     last = json.loads(uninterrupted.metrics_path.read_text().splitlines()[-1])
-    assert last["tokens"] == result["tokens"] == SHORT["budget"]
+    assert last["tokens"] == result.tokens == SHORT["budget"]

@@ -11,7 +11,8 @@ import pytest
 from sweep.orchestration.executors.build import installed_executors
 from sweep.orchestration.planning import read_request
 from sweep.plan.commands import parse_command
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State
 from sweep.usercode.extensions import load_extensions
 from tests.extension.packages import ROOT, Installation, Package
 from tests.orchestration.clusters import assert_same, wait_until

@@ -19,8 +19,9 @@ from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri
-from sweep.trial.folder import State, SweepFolder, TrialFolder, find_damage
+from sweep.trial.folder import SweepFolder, TrialFolder, find_damage
 from sweep.trial.lease import is_locked
+from sweep.trial.status import State
 from tests.orchestration.clusters import LOCAL, ON_CPU, Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 
@@ -38,7 +39,7 @@ def science(trial: TrialFolder) -> dict[str, object]:
     assert result is not None, trial.read_status()
     kept = {
         key: value
-        for key, value in result.items()
+        for key, value in result.as_document().items()
         if key not in MAY_DIFFER and not key.startswith("seconds_")
     }
     files = [path.read_bytes() for path in (trial.weights_path, trial.losses_path)]

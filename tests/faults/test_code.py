@@ -6,7 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State
 from tests.faults.damage import parameters
 from tests.faults.judge import science
 from tests.orchestration.clusters import IMPORTED, run_in

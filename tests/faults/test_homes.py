@@ -72,7 +72,7 @@ def test_a_trial_whose_curve_is_lost_is_trained_again_by_the_remedy(tmp_path, co
     assert sweep(*RUN, "--out", "s", folder=tmp_path)[0] == 0
     folder = SweepFolder(tmp_path / "s")
     trial = folder.trials()[0]
-    before = trial.read_result()["final_valid_loss"]
+    before = trial.read_result().final_valid_loss
     trial.metrics_path.write_text("lost")
     (folder.path / "tracking.json").unlink()
     sentences = find_damage(folder)
@@ -80,7 +80,7 @@ def test_a_trial_whose_curve_is_lost_is_trained_again_by_the_remedy(tmp_path, co
     assert Path(path) == trial.path.relative_to(tmp_path) or Path(path) == trial.path
     shutil.rmtree(trial.path)
     assert sweep(*RUN, "--out", "s", folder=tmp_path)[0] == 0
-    assert trial.read_result()["final_valid_loss"] == before
+    assert trial.read_result().final_valid_loss == before
     assert find_damage(folder) == []
     count("recovered")
 

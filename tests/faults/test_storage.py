@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from sweep.trial.folder import State
+from sweep.trial.status import State
 from tests.faults.damage import POINTS, Fault, lock_database, parameters
 from tests.orchestration.clusters import IMPORTED, wait_until
 

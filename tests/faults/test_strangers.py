@@ -18,7 +18,8 @@ import pytest
 from sweep.report.report import write_report
 from sweep.tracking.store import read_record
 from sweep.trial.files import read_json, write_json
-from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.faults.damage import parameters
 from tests.servers import Service, is_healthy

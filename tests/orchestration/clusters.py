@@ -13,7 +13,8 @@ from sweep.config.trial import Execution, Services
 from sweep.orchestration.planning import Planned, Request, make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.status import State
 
 RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
 IMPORTED = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))

@@ -11,8 +11,9 @@ from sweep.analysis.results import load_sweep
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.status import State
 from tests.orchestration.clusters import plan_trials, planned, states, wait_until
 from tests.servers import load_stored_sweep, logged_points, stored_points
 

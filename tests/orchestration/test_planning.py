@@ -14,6 +14,7 @@ from sweep.orchestration.planning import Planned, Request, make_plan, read_reque
 from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
+from tests.fakes.results import result_of
 
 NOWHERE = Path("nowhere")
 
@@ -75,18 +76,13 @@ def test_a_line_through_seconds_per_step_minimizes_relative_errors():
 def finish(folder, rows, seconds_per_step, overhead=0.0):
     for row in rows:
         training = seconds_per_step(row.batch_size) * row.steps
-        result = {
-            "state": "COMPLETE",
-            "batch_size": row.batch_size,
-            "steps": row.steps,
-            "id": row.id,
-            "cause": None,
-            "final_valid_loss": 1.0,
-            "tokens_to_target": None,
-            "metrics_sha256": "",
-            "seconds_training": training,
-            "seconds_total": training + overhead,
-        }
+        result = result_of(
+            row.id,
+            batch_size=row.batch_size,
+            steps=row.steps,
+            seconds_training=training,
+            seconds_total=training + overhead,
+        )
         write_json(folder.trial(row.id).result_path, result)
 
 

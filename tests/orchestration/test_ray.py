@@ -15,8 +15,9 @@ from sweep.orchestration.executors.ray import ENVIRONMENT, RayExecutor, RaySetti
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.device import available_cores
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.status import Cause, State
 from tests.orchestration.clusters import (
     RAY_TOKEN,
     SECONDS,
@@ -157,7 +158,7 @@ def test_a_worker_that_ray_kills_for_memory_shrinks_the_microbatch(
     folder = plan_trials(tmp_path, "faulty:TakesTheMachinesMemory", batches=[8])
     assert command(folder, *ON_RAY).run() == 0
     (trial,) = folder.trials()
-    assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
+    assert trial.read_result().microbatch_size == 2 and trial.read_status().attempts == 3
 
 
 def processes_of(run) -> list[psutil.Process]:
@@ -244,7 +245,7 @@ def test_a_trial_on_two_devices_ends_with_the_same_weights(cluster, tmp_path):
         words = [sys.executable, "-m", "sweep", "run", "quick", *settings, *options]
         subprocess.run([*words, "--device", "cpu", "--out", str(out)], check=True)
         (trial,) = SweepFolder(out).trials()
-        assert trial.read_result()["devices"] == 2
+        assert trial.read_result().devices == 2
         weights.append(trial.weights_path.read_bytes())
     assert weights[0] == weights[1]
 

@@ -15,8 +15,9 @@ from sweep.orchestration.executors.local import attempt_slots
 from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import Cause, State
 from tests.fakes.executors import InlineExecutor
 from tests.orchestration.clusters import ON_CPU, assert_resumed, plan_trials, planned, run_in
 from tests.servers import load_stored_sweep
@@ -58,14 +59,14 @@ def test_out_of_memory_shrinks_the_microbatch_and_keeps_the_batch_size(run, faul
     assert summary.exit_code == 0
     for batch, (trial, status) in by_batch(summary).items():
         result = trial.read_result()
-        assert (result["batch_size"], result["microbatch_size"]) == (batch, 2)
-        assert 2 * result["gradient_accumulation_steps"] == batch
+        assert (result.batch_size, result.microbatch_size) == (batch, 2)
+        assert 2 * result.gradient_accumulation_steps == batch
         assert status.attempts == {8: 3, 12: 1}[batch]  # 8 4 2; then 2 at once
     curve = read_metrics(by_batch(summary)[8][0].metrics_path)
     losses_of_both = [[line["train/loss"] for line in lines] for lines in (whole_curve, curve)]
     assert losses_of_both[0] == pytest.approx(losses_of_both[1], rel=1e-5)
     trial, status = by_batch(run(batches="4", **settings))[4]  # the next command tries 4 again
-    assert (status.attempts, trial.read_result()["microbatch_size"]) == (2, 2)
+    assert (status.attempts, trial.read_result().microbatch_size) == (2, 2)
 
 
 def test_out_of_memory_at_one_sequence_fails_in_the_folder_and_in_mlflow(run, faulty):
@@ -113,7 +114,7 @@ def test_a_second_attempt_ends_the_trial(run, faulty, workload, line, fencing):
     trial, status = by_batch(run(workload=f"faulty:{workload}", batches="4"))[4]
     assert_resumed(trial, b"", attempts=2)
     assert status.fencing == fencing and line in trial.log_path.read_text()
-    assert trial.read_result()["attempts"] == 2
+    assert trial.read_result().attempts == 2
     assert not list(trial.path.glob(".*.part"))
 
 
@@ -130,7 +131,7 @@ def test_divergence_is_data_and_is_only_retried_on_request(run, faulty, settings
     summary = run(batches="4", **settings)
     trial, status = by_batch(summary)[4]
     assert (status.state, status.cause) == (State.FAILED, Cause.DIVERGED)
-    assert trial.read_result()["final_valid_loss"] is None and summary.exit_code == 0
+    assert trial.read_result().final_valid_loss is None and summary.exit_code == 0
     assert not trial.weights_path.exists() and not trial.checkpoints()
     assert by_batch(run(batches="4", **settings))[4][1].attempts == 1
     retried = run(batches="4", retried_causes=frozenset({Cause.DIVERGED}), **settings)
@@ -258,4 +259,4 @@ def test_a_config_that_is_not_as_planned_is_written_again(tmp_path):
     config = trial.read_config()
     trial.write_config(config.model_copy(update={"steps": 10, "warmup_steps": 7}))
     assert run_plan(planned(folder)).exit_code == 0
-    assert trial.read_config() == config and trial.read_result()["steps"] == config.steps
+    assert trial.read_config() == config and trial.read_result().steps == config.steps

@@ -18,8 +18,8 @@ from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
 from sweep.trial import lease
 from sweep.trial.files import canonical_json, seal
-from sweep.trial.folder import Cause, State
 from sweep.trial.lease import read_owner
+from sweep.trial.status import Cause, State
 from tests.orchestration.clusters import (
     SECONDS,
     STEPS,

@@ -26,7 +26,8 @@ from sweep.plan.plan import load_plan
 from sweep.plan.rate_search import EXTENSIONS
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.fakes.executors import InlineExecutor
 from tests.orchestration.clusters import LOCAL, ON_CPU, run_in
 
@@ -92,7 +93,7 @@ def rows_of(summary, stage, batch=None):
 def losses_of(summary, rows):
     """Return final losses by id; None for a trial without a result."""
     results = {row.id: summary.folder.trial(row.id).read_result() for row in rows}
-    return {trial_id: result and result["final_valid_loss"] for trial_id, result in results.items()}
+    return {trial_id: result and result.final_valid_loss for trial_id, result in results.items()}
 
 
 def reported_rates(summary):
@@ -125,7 +126,7 @@ def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(whole):
         status, lines = trial.read_status(), read_metrics(trial.metrics_path)
         assert lines[-1]["step"] in (50, 100) and str(lines[-1]["step"]) in status.message
         assert not trial.checkpoints() and trial.read_result() is None
-    assert {trial.read_result()["steps"] for trial in trials if trial.read_result()} == {200}
+    assert {trial.read_result().steps for trial in trials if trial.read_result()} == {200}
 
 
 @pytest.mark.slow
@@ -276,13 +277,13 @@ def test_trials_end_complete_at_their_crossing_confirmed_by_the_next_evaluation(
         result, config = trial.read_result(), trial.read_config()
         lines = read_metrics(trial.metrics_path)
         losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
-        assert result["state"] == "COMPLETE" and result["steps"] < config.steps
+        assert result.state == "COMPLETE" and result.steps < config.steps
         assert losses[-2] <= 0.05 and losses[-1] <= 0.05 < losses[-3]
-        assert result["tokens"] == result["steps"] * result["batch_size"]
-        step_tokens = config.steps * result["batch_size"] / 200
-        assert 0 < result["tokens"] - result["tokens_to_target"] <= 2 * step_tokens + 1
-        expected = TRUTH["quadratic_steps"](result["batch_size"], [0.2], 0.05, 30)[0]
-        assert result["tokens_to_target"] / result["batch_size"] == pytest.approx(expected, rel=0.2)
+        assert result.tokens == result.steps * result.batch_size
+        step_tokens = config.steps * result.batch_size / 200
+        assert 0 < result.tokens - result.tokens_to_target <= 2 * step_tokens + 1
+        expected = TRUTH["quadratic_steps"](result.batch_size, [0.2], 0.05, 30)[0]
+        assert result.tokens_to_target / result.batch_size == pytest.approx(expected, rel=0.2)
 
 
 def test_a_trial_that_is_twice_as_slow_is_pruned_and_its_last_evaluation_is_a_bound(reach):
@@ -293,7 +294,7 @@ def test_a_trial_that_is_twice_as_slow_is_pruned_and_its_last_evaluation_is_a_bo
     assert slow.read_status().state is State.PRUNED
     assert "above 0.05 after 2 times the tokens" in slow.read_status().message
     assert not slow.checkpoints()
-    least = summary.folder.trial(rows[0.2]).read_result()["tokens_to_target"]
+    least = summary.folder.trial(rows[0.2]).read_result().tokens_to_target
     table = steps_to_target(load_sweep(summary.folder.path)).set_index("learning_rate")
     assert table["is_censored"].to_dict() == {0.2: False, 0.02: True}
     bound = table.loc[0.02, "tokens"]
@@ -305,8 +306,8 @@ def test_at_the_cap_a_trial_is_complete_and_censored(reach):
     summary = reach(batches="32", seeds=1, budget=32 * 20)
     (trial,) = summary.folder.trials()
     result = trial.read_result()
-    assert result["state"] == "COMPLETE" and result["steps"] == 20
-    assert result["tokens_to_target"] is None
+    assert result.state == "COMPLETE" and result.steps == 20
+    assert result.tokens_to_target is None
     (row,) = steps_to_target(load_sweep(summary.folder.path)).to_dict("records")
     assert row["is_censored"] and row["steps"] == 20
 

@@ -15,7 +15,7 @@ from sweep.plan.retry import (
     microbatch_within,
     status_after,
 )
-from sweep.trial.folder import Cause, State, TrialStatus
+from sweep.trial.status import Cause, State, TrialStatus
 from tests.plans import build_plan
 
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)

@@ -19,7 +19,8 @@ from sweep.orchestration.tuning import named_trials, open_storage
 from sweep.plan.plan import load_plan
 from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import State
 from tests.servers import (
     MlflowServer,
     Postgres,
@@ -130,7 +131,7 @@ def studies_of(storage, name):
 def tuned_losses(folder):
     rows = [row for row in folder.read_plan()["trials"] if row["stage"] == "tune"]
     results = {row["id"]: folder.trial(row["id"]).read_result() for row in rows}
-    return {trial_id: result["final_valid_loss"] for trial_id, result in results.items()}
+    return {trial_id: result.final_valid_loss for trial_id, result in results.items()}
 
 
 def study_losses(study):

@@ -6,7 +6,7 @@ import pytest
 
 from sweep.report.report import write_report
 from sweep.resources import sha256_of_file
-from sweep.trial.files import write_json
+from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
 
@@ -39,7 +39,7 @@ def tuned(tmp_path_factory):
     plan = write_fake_sweep(path, lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")
     half = max(row.tokens for row in plan.trials) / 2
     for trial in SweepFolder(path).trials():
-        lines, result = trial.read_metrics(), trial.read_result()
+        lines, result = trial.read_metrics(), read_json(trial.result_path)
         square = -0.01 if result["batch_size"] == 4 else 0.25
         for line in lines:
             if "valid/loss" in line:

@@ -20,7 +20,9 @@ from sweep.tracking import mirror
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
 from sweep.trial.files import MetricsLog, find_sha256, read_json, read_metrics, write_json
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.status import State
+from tests.fakes.results import result_of
 from tests.plans import build_plan
 from tests.servers import MlflowServer, logged_points, stored_points
 
@@ -98,21 +100,19 @@ class FakeSweep:
         np.save(trial.losses_path, np.array([[3.0, 2.0], [5.0, 4.0]]))
         trial.log_path.write_text("trained\n")
         trial.metrics_path.touch()
-        fields_of_plan = {"id", "stage", "policy", "batch_size", "seed", "learning_rate", "tokens"}
-        result = {
+        fields_of_plan = {"stage", "policy", "batch_size", "seed", "learning_rate", "tokens"}
+        result = result_of(
+            trial.id,
             **row.model_dump(include={*fields_of_plan, "steps", "warmup_steps"}),
-            "state": state,
-            "cause": fields.get("cause"),
-            "final_valid_loss": 2.0 / 3 + index,
-            "tokens_to_target": None,
-            "seconds_training": 10.0,
-            "seconds_total": 12.0,
-            "metrics_sha256": find_sha256(trial.metrics_path),
-            "valid_losses_sha256": find_sha256(trial.losses_path),
-            "weights_sha256": None,
-            "mfu": None,
-            "execution": self.plan.execution.model_dump(mode="json"),
-        }
+            state=state,
+            cause=fields.get("cause"),
+            final_valid_loss=2.0 / 3 + index,
+            seconds_training=10.0,
+            seconds_total=12.0,
+            metrics_sha256=find_sha256(trial.metrics_path),
+            valid_losses_sha256=find_sha256(trial.losses_path),
+            execution=self.plan.execution.model_dump(mode="json"),
+        )
         write_json(trial.result_path, result)
         self.set_state(index, state, **fields)
 

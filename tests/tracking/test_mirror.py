@@ -23,8 +23,9 @@ from sweep.errors import CorruptFile
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State, find_damage
+from sweep.trial.folder import find_damage
 from sweep.trial.lease import Lease
+from sweep.trial.status import Cause, State
 from tests.servers import Proxy, Service, load_stored_sweep, logged_points, stored_points
 from tests.tracking.conftest import until
 
@@ -431,7 +432,7 @@ def assert_stored_once(sweep, uri, *indices):
     stored = load_stored_sweep(uri, "words", run_id).trials.set_index("id")
     for index in indices:
         result = sweep.trial(index).read_result()
-        assert stored.loc[sweep.ids[index], "final_valid_loss"] == result["final_valid_loss"]
+        assert stored.loc[sweep.ids[index], "final_valid_loss"] == result.final_valid_loss
 
 
 def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server):

@@ -27,7 +27,8 @@ from sweep.tracking.store import (
     restore_sweep,
 )
 from sweep.trial.files import write_json
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import SweepFolder
+from sweep.trial.status import Cause, State
 from tests.servers import load_stored_sweep
 
 

@@ -24,7 +24,7 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture(scope="session")
 def alone(undisturbed):
     trial = undisturbed(1, 0)
-    assert 0 < trial.read_result()["clipped_step_fraction"] < 1
+    assert 0 < trial.read_result().clipped_step_fraction < 1
     return trial
 
 

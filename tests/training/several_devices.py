@@ -77,9 +77,9 @@ def assert_same_trial(trial: TrialFolder, other: TrialFolder) -> None:
         torch.testing.assert_close(curve, curves(other)[name], rtol=1e-5, atol=1e-6)
     ours, theirs = trial.read_result(), other.read_result()
     for name in ("final_valid_loss", "final_train_loss", "initial_valid_loss"):
-        assert math.isclose(ours[name], theirs[name], rel_tol=1e-5), name
-    tokens = theirs["tokens_to_target"]  # None without a target
-    assert ours["tokens_to_target"] == (tokens and pytest.approx(tokens, rel=1e-5))
+        assert math.isclose(getattr(ours, name), getattr(theirs, name), rel_tol=1e-5), name
+    tokens = theirs.tokens_to_target  # None without a target
+    assert ours.tokens_to_target == (tokens and pytest.approx(tokens, rel=1e-5))
     weights, others = load_file(trial.weights_path), load_file(other.weights_path)
     assert weights.keys() == others.keys()
     for name, weight in weights.items():

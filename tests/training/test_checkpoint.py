@@ -15,7 +15,8 @@ from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress
 from sweep.training.optimizer import WeightAverage
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
-from sweep.trial.folder import TrialFolder, TrialStatus
+from sweep.trial.folder import TrialFolder
+from sweep.trial.status import TrialStatus
 from tests.plans import build_plan
 
 CPU = torch.device("cpu")

@@ -38,12 +38,12 @@ def test_the_lines_and_the_result_of_a_command_are_kept(attempts):
     lines, result = read_metrics(own.trial.metrics_path), own.trial.read_result()
     assert [line["step"] for line in lines] == [*range(1, 21)]
     assert [line["tokens"] for line in lines] == [*range(4, 81, 4)]
-    assert result["final_valid_loss"] == lines[-1]["valid/loss"] == lines[-1]["train/loss"]
-    assert (result["state"], result["steps"], result["tokens"]) == ("COMPLETE", 20, 80)
-    assert 0 < result["seconds_training"] < 60 and result["tokens_per_second"] > 0
+    assert result.final_valid_loss == lines[-1]["valid/loss"] == lines[-1]["train/loss"]
+    assert (result.state, result.steps, result.tokens) == ("COMPLETE", 20, 80)
+    assert 0 < result.seconds_training < 60 and result.tokens_per_second > 0
     unknown = ("parameters", "final_train_loss", "torch_version", "beta2", "weight_decay", "mfu")
     unknown += ("clipped_step_fraction", "seconds_evaluation", "warmup_steps", "epochs")
-    assert {name: result[name] for name in unknown} == dict.fromkeys(unknown)
+    assert {name: getattr(result, name) for name in unknown} == dict.fromkeys(unknown)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_loss_that_is_not_finite_ends_the_command_as_diverged(attempts, value)
     start = time.monotonic()
     assert own.run().kind == "diverged" and time.monotonic() - start < 30
     result = own.trial.read_result()
-    assert (result["state"], result["cause"], result["steps"]) == ("FAILED", "diverged", 10)
+    assert (result.state, result.cause, result.steps) == ("FAILED", "diverged", 10)
     assert read_metrics(own.trial.metrics_path)[-1]["train/loss"] is None
 
 
@@ -209,7 +209,7 @@ def test_a_stopped_command_resumes_with_the_same_curve(attempts, tmp_path, word)
     assert own.run().kind == "complete"
     assert losses_of(own.trial) == losses_of(whole.trial)
     ends = [attempt.trial.read_result() for attempt in (own, whole)]
-    assert ends[0]["final_valid_loss"] == ends[1]["final_valid_loss"]
+    assert ends[0].final_valid_loss == ends[1].final_valid_loss
     assert reported_steps(own.trial) == [*range(1, 13), *range(11, 21), 20]
     assert not own.trial.resume_path.exists()
 
@@ -243,7 +243,7 @@ def test_the_time_of_a_stopped_command_counts_although_it_reported_nothing(attem
     own.end()
     assert own.run().kind == "complete"
     # ten steps before, and ten from the checkpoint on
-    assert own.trial.read_result()["seconds_training"] > 1.9
+    assert own.trial.read_result().seconds_training > 1.9
 
 
 def test_a_wrong_line_of_an_earlier_attempt_does_not_fail_the_next_one(attempts, tmp_path):
@@ -310,10 +310,10 @@ def test_a_command_without_a_new_line_is_ended_and_tried_once_more(attempts, tmp
 def test_the_peak_memory_is_that_of_the_command_or_not_known(attempts):
     own = attempts("# here", "x = b'x' * (900 << 20) if t == 3 else b''")
     assert own.run().kind == "complete"
-    assert 900 << 20 < own.trial.read_result()["peak_memory_bytes"] < 1100 << 20
+    assert 900 << 20 < own.trial.read_result().peak_memory_bytes < 1100 << 20
     small = attempts(out="small")
     small.run()
-    assert small.trial.read_result()["peak_memory_bytes"] is None
+    assert small.trial.read_result().peak_memory_bytes is None
 
 
 def test_many_lines_are_thinned_but_validation_values_are_kept(attempts):
@@ -349,7 +349,7 @@ def test_a_long_output_is_cut_and_an_objective_may_have_another_name(attempts):
     )
     assert own.run().kind == "complete"
     result = own.trial.read_result()
-    assert result["final_valid_accuracy"] > 0 and result["final_valid_loss"] is None
+    assert result.final_valid["accuracy"] > 0 and result.final_valid_loss is None
 
 
 AWK = """
@@ -376,7 +376,7 @@ def test_a_program_in_any_language_can_be_the_command(attempts, tmp_path):
 def test_a_trial_of_several_devices_starts_one_command_that_sees_them(attempts):
     own = attempts(devices_per_trial=2, batches="8", budget=160)
     assert own.run().kind == "complete"
-    assert own.trial.read_result()["devices"] == 2
+    assert own.trial.read_result().devices == 2
 
 
 def test_a_command_sees_only_the_numbered_gpu_of_its_trial(attempts, monkeypatch):

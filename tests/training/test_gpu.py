@@ -25,8 +25,9 @@ from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
 from sweep.training.worker import run_attempt
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import read_owner
+from sweep.trial.status import State, TrialStatus
 from tests.plans import build_plan
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def curves_of(trial):
 
 def assert_same_training(trial, whole):
     results = [folder.read_result() for folder in (trial, whole)]
-    losses = [result["final_valid_loss"] for result in results]
+    losses = [result.final_valid_loss for result in results]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     for curve, expected in zip(curves_of(trial), curves_of(whole), strict=True):
         assert curve == pytest.approx(expected, rel=2e-2)
@@ -97,7 +98,7 @@ def test_a_forked_attempt_that_is_killed_resumes_from_its_checkpoint(tmp_path, d
     assert process.returncode == 0, output + killed.log_path.read_text()
     assert "continues from step" in killed.log_path.read_text()
     result = killed.read_result()
-    assert result["attempts"] == 2 and result["execution"]["compile"] is compile
+    assert result.attempts == 2 and result.execution["compile"] is compile
     assert_same_training(killed, whole)
 
 
@@ -175,8 +176,8 @@ def test_the_whole_sweep_quick_runs(tmp_path, device):
     assert done.returncode == 0, done.stdout + done.stderr
     folder = SweepFolder(tmp_path / "quick")
     results = [trial.read_result() for trial in folder.trials()]
-    assert [result["state"] for result in results] == ["COMPLETE"] * 5
-    assert all(result["execution"]["device"] == device for result in results)
+    assert [result.state for result in results] == ["COMPLETE"] * 5
+    assert all(result.execution["device"] == device for result in results)
     assert (folder.path / "report.md").exists()
 
 
@@ -191,7 +192,7 @@ def test_with_a_cuda_build_of_torch_a_forked_attempt_asks_for_a_driver(tmp_path)
         process = start_worker(trial, python, CUDA_VISIBLE_DEVICES="")
         output, _ = process.communicate()
         if device == "cpu":
-            assert trial.read_result()["state"] == "COMPLETE", output
+            assert trial.read_result().state == "COMPLETE", output
         else:
             assert process.returncode == 1
             assert re.search("Found no NVIDIA driver|No CUDA GPUs are available", output), output

@@ -143,8 +143,8 @@ def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the
         run_plan(plan, executor=InlineExecutor())
         for trial in folder.trials():
             result = trial.read_result()
-            key = points, result["batch_size"]
-            losses[key] = result["final_valid_loss"]
+            key = points, result.batch_size
+            losses[key] = result.final_valid_loss
             lines[key] = [x for x in read_metrics(trial.metrics_path) if "noise/trace" in x]
     assert losses[0, 4] == losses[10, 4] and losses[0, 16] == losses[10, 16]
     assert not lines[0, 4] and len(lines[10, 4]) == 10

@@ -52,7 +52,7 @@ TIED = {"kind": "object", "name": "custom:Tied", "vocabulary": 512, "context": 6
 def test_on_several_devices_a_trial_has_the_same_curve(undisturbed, alone, devices, zero):
     trial = undisturbed(devices, zero)
     assert_same_trial(trial, alone)
-    assert trial.read_result()["devices"] == devices
+    assert trial.read_result().devices == devices
     lines = read_metrics(trial.metrics_path)
     allocated = next(line["memory/allocated_bytes"] for line in lines if "train/loss" in line)
     forecast = forecast_stages(trial.read_config().on_one_device(8 // devices, 1), devices)[zero]
@@ -111,10 +111,10 @@ def test_a_trial_to_a_target_or_with_averaged_weights_is_the_same(tmp_path, sett
     assert continued_from(trial) == [MIDDLE]
     assert_same_trial(trial, whole)
     result = trial.read_result()
-    assert result["steps"] == whole.read_result()["steps"]
+    assert result.steps == whole.read_result().steps
     if settings is TARGET:
-        assert MIDDLE < result["steps"] < 100
-        assert MIDDLE * 8 * 64 < result["tokens_to_target"] < result["tokens"]
+        assert MIDDLE < result.steps < 100
+        assert MIDDLE * 8 * 64 < result.tokens_to_target < result.tokens
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
     status, is_again = status_after(lacking.read_status(), outcome, config, Counter())
     lacking.write_status(status)
     assert_same_trial(complete(lacking), alone)
-    assert is_again and lacking.read_result()["microbatch_size"] == 2
+    assert is_again and lacking.read_result().microbatch_size == 2
 
 
 @pytest.mark.slow

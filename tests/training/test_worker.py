@@ -22,8 +22,9 @@ from sweep.training import __main__ as bare_worker
 from sweep.training import attempt_trial, run_cluster_attempt, worker
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
+from sweep.trial.status import State
 from tests.exactness.attempts import continued_from, plan_trial
 from tests.fakes.executors import InlineExecutor
 from tests.training.several_devices import (
@@ -107,7 +108,7 @@ def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatc
     trial = planned_quadratic(tmp_path / "sweep", 800, compile=True)
     monkeypatch.setattr(worker.machine, "has_compiler", lambda _: False)
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
-    assert trial.read_result()["execution"]["compile"] is False
+    assert trial.read_result().execution["compile"] is False
     assert "no compiler" in capfd.readouterr().out
 
 
@@ -119,7 +120,7 @@ def test_the_instruction_sets_of_all_attempts_are_recorded(tmp_path, monkeypatch
     variables = {"MKL_CBWR": "COMPATIBLE"}
     process = FreshProcess(attempt_trial, trial.path, status, environment=variables)
     assert process.result().kind == "complete" and continued_from(trial) == [50]
-    first, second = trial.read_result()["execution"]["instruction_sets"]
+    first, second = trial.read_result().execution["instruction_sets"]
     assert first.startswith(torch.backends.cpu.get_cpu_capability())
     assert second == f"{first} MKL_CBWR=COMPATIBLE"
 
@@ -212,7 +213,7 @@ def test_a_models_parameters_are_counted_without_building_it_again(tmp_path, fau
     build = custom.Tied
     monkeypatch.setattr(custom, "Tied", lambda **sizes: built.append(1) or build(**sizes))
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
-    assert trial.read_result()["parameters"] == 512 * 32 + 2 * (32 * 32 + 32) and built == [1]
+    assert trial.read_result().parameters == 512 * 32 + 2 * (32 * 32 + 32) and built == [1]
 
 
 def test_a_stop_counts_although_the_attempt_runs_out_of_memory(trial, monkeypatch):

@@ -9,8 +9,10 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, refuse_links, write_json
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
+from sweep.trial.status import Cause, State, TrialStatus
+from tests.fakes.results import result_of
 from tests.plans import build_plan
 
 
@@ -83,9 +85,7 @@ def write_trial(sweep, batch=4):
 
 
 def write_result(trial, **changes):
-    result = {"id": trial.id, "state": "COMPLETE", "cause": None, "batch_size": 4, "steps": 100}
-    result |= {"final_valid_loss": 1.0, "tokens_to_target": None, "seconds_training": 1.0}
-    write_json(trial.result_path, {**result, "seconds_total": 2.0, "metrics_sha256": "", **changes})
+    write_json(trial.result_path, result_of(trial.id) | changes)
 
 
 def test_a_trial_is_complete_only_with_a_readable_result_of_its_own(trial):

@@ -241,7 +241,7 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     trial.write_status(begin_attempt(trial.read_status()))
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     result = trial.read_result()
-    assert result["steps"] == 8 and -207 < result["final_valid_loss"] <= -200
+    assert result.steps == 8 and -207 < result.final_valid_loss <= -200
 
 
 @pytest.mark.parametrize(

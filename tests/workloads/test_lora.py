@@ -115,8 +115,8 @@ def test_kept_adapters_give_the_trained_model_and_cannot_be_a_start(pretrained, 
     run = run_sweep("quick", out=out, device="cpu", **fields(pretrained, text))
     (trial,) = SweepFolder(run.path).trials()
     result = trial.read_result()
-    assert result["state"] == "COMPLETE"
-    assert result["final_valid_loss"] < result["initial_valid_loss"]
+    assert result.state == "COMPLETE"
+    assert result.final_valid_loss < result.initial_valid_loss
     config = trial.read_config()
     step = TrainingStep(config, CPU)
     stored = load_file(trial.weights_path)

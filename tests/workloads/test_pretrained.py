@@ -118,7 +118,7 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     run = run_sweep("grpo-words", out=out, device="cpu", **fields(pretrained, text))
     (trial,) = SweepFolder(run.path).trials()
     result = trial.read_result()
-    assert result["state"] == "COMPLETE" and result["steps"] == 2
+    assert result.state == "COMPLETE" and result.steps == 2
     first, second = (build_model(trial.read_config().science.model, seed) for seed in (0, 1))
     for model in (first, second):
         load_model(model, trial.weights_path)
@@ -129,7 +129,7 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     run = run_sweep("grpo-words", out=again, device="cpu", **fields(trial.path, other_text))
     (second,) = SweepFolder(run.path).trials()
     config = second.read_config()
-    assert second.read_result()["state"] == "COMPLETE"
+    assert second.read_result().state == "COMPLETE"
     assert config.science.tokenizer == trial.read_config().science.tokenizer
     assert config.science.start["weights"] == sha256_of_file(trial.weights_path)
     started = Grpo(config, CPU)
