@@ -7,7 +7,7 @@ from typing import Any
 from sweep.analysis.any_table import Table, read_tables
 from sweep.analysis.checks import FAIL, Check, check_rows
 from sweep.analysis.checks.table import prepare
-from sweep.analysis.results import judge_trials
+from sweep.analysis.results import judge_trials, objective_of
 
 
 def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
@@ -50,7 +50,8 @@ def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
 def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Check]]]:
     """Yield the checks of each part of a table whose rows are compared, with the part's name."""
     if table.is_own:
-        policies = judge_trials(table.trials())
+        trials = table.trials()
+        policies = judge_trials(trials, objective_of(trials))
         for policy in policies:
             yield policy.label if len(policies) > 1 else "", policy.checks
         return

@@ -120,7 +120,7 @@ def load_tables(path: str | Path) -> SweepTables:
         path=folder.path,
         name=folder.name,
         plan=plan,
-        trials=_trials_table(records),
+        trials=_trials_table(records, plan.settings.objective.name),
         curves=_curves_table(curves),
         warnings=tuple(warnings),
         checked=_read_check(folder, plan),
@@ -142,12 +142,14 @@ def _missing_points(
     ]
 
 
-def _trials_table(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def _trials_table(records: Sequence[dict[str, Any]], objective: str) -> pd.DataFrame:
     """Build the table of trials from records by column; a column that is not declared is a metric.
+
+    The metric that batch sizes are compared by has a column, even if no trial has it yet.
 
     Missing numbers are NaN, and missing texts are None.
     """
-    names = {name for record in records for name in record}
+    names = {name for record in records for name in record} | {objective}
     columns = TRIAL_COLUMNS | dict.fromkeys(sorted(names - TRIAL_COLUMNS.keys()), "float64")
     trials = pd.DataFrame(records, columns=list(columns))
     is_given = trials.notna()
@@ -185,20 +187,12 @@ def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
     return checked if is_current else {}
 
 
-def with_objective(trials: pd.DataFrame, objective: Objective, sign: int = 1) -> pd.DataFrame:
-    """Return trials with the objective, times the sign, in place of the loss: `valid_loss`."""
-    if objective.is_ratio or (objective.name, sign) == (LOSS.name, 1):
-        return trials
-    loss, values = trials[LOSS.name], sign * trials.get(objective.name, math.nan)
-    return trials.assign(final_valid_loss=values, valid_loss=loss)
-
-
 def other_metrics(trials: pd.DataFrame, objective: Objective) -> list[str]:
-    """Return the columns of metrics that batch sizes are not compared by.
+    """Return the columns of metrics that batch sizes are not compared by, the loss among them.
 
     A column that is not declared holds a metric, as in `_trials_table`.
     """
-    names = [name for name in map(str, trials) if name not in TRIAL_COLUMNS]
+    names = [name for name in map(str, trials) if name == LOSS.name or name not in TRIAL_COLUMNS]
     return [name for name in names if name != objective.name and trials[name].notna().any()]
 
 
@@ -431,10 +425,11 @@ def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return trials.assign(label=policy_labels)[trials["stage"] == "report"]
 
 
-def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return each cell's counts of trials by state, and means and spread of its complete trials.
+def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:
+    """Return each cell's counts of trials by state, and the means of its complete trials.
 
-    `is_comparable`: every planned seed is complete, or was pruned on the way to a target.
+    `spread`, `least` and `largest` are of the objective. `is_comparable`: every planned seed is
+    complete, or was pruned on the way to a target.
     """
     reports = report_trials(trials)
     ends = {"COMPLETE": "complete", "FAILED": "failed", "PRUNED": "pruned"}
@@ -444,19 +439,19 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     groups = reports.groupby(CELL_KEYS, sort=False)
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
-    columns = [*MEANS, *other_metrics(trials, LOSS)]
+    columns = list(dict.fromkeys([*MEANS, objective.name, *other_metrics(trials, objective)]))
     means = done[columns].agg(pd.Series.mean, skipna=False)
     means["peak_memory_bytes"] = done["peak_memory_bytes"].max()
-    losses = done["final_valid_loss"].agg(loss_sd="std", loss_min="min", loss_max="max")
+    values = done[objective.name].agg(spread="std", least="min", largest="max")
     # A diverged trial records the steps that it took; the others, those of the plan.
     planned = groups[["policy", "steps"]].max()
-    cells = pd.concat([planned, groups[COUNTS].sum(), means, losses], axis=1).reset_index()
+    cells = pd.concat([planned, groups[COUNTS].sum(), means, values], axis=1).reset_index()
     cells["order"] = pd.factorize(cells["label"])[0]
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
     # A report is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
-    cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
+    cells["is_comparable"] = is_whole & np.isfinite(cells[objective.name])
     return cells
 
 

@@ -28,14 +28,14 @@ from sweep.decision.proposal import (
     propose_tuning,
     recorded_out,
 )
-from sweep.decision.trials import TrialRecord, compared_value
+from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
 from sweep.plan.course import tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
 from sweep.trial.folder import SweepFolder
-from sweep.trial.status import Cause, State
+from sweep.trial.status import State
 
 TUNING_TRIALS = 8  # typical number at each batch size
 LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them
@@ -79,8 +79,7 @@ def read_records(sweep: SweepTables) -> list[TrialRecord]:
     records = []
     for row in sweep.plan.known_trials:
         trial = table[str(row.id)]
-        state = State(trial["state"]) if trial["state"] in [*State] else State.WAITING
-        cause = Cause(trial["cause"]) if trial["cause"] in [*Cause] else None
+        state, cause = parse_end(trial["state"], trial["cause"])
         number = trial.get(objective.name)
         metric = None if number is None or pd.isna(number) else float(number)
         value = compared_value(state, cause, metric, objective)
@@ -209,7 +208,7 @@ class _Search:
                     )
                 ends["lowest"].append(float(tried.min()))
                 continue
-            measured = rate.trials.dropna(subset="loss")["learning_rate"]
+            measured = rate.trials.dropna(subset="value")["learning_rate"]
             is_highest = math.isclose(rate.best, measured.max())
             ends["highest" if is_highest else "lowest"].append(rate.best)
         low, high = ends["lowest"], ends["highest"]

@@ -1,4 +1,4 @@
-"""The tuning trials of each batch size: which rates were tried, and with which losses."""
+"""The tuning trials of each batch size: which rates were tried, and how they did."""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ import pandas as pd
 
 from sweep.analysis.frames import to_numbers
 from sweep.decision.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
+from sweep.decision.trials import tells_of_budget
 
 
 @dataclass(frozen=True, eq=False)
 class TunedRate:
-    """The rates of one batch size. With a target, losses are logarithms of the tokens to it."""
+    """The rates of one batch size."""
 
     batch_size: int
-    # learning_rate, seed, state and loss (inf: diverged, target not reached; NaN: pruned), by rate
+    # learning_rate, seed, state and value (inf: diverged, target not reached; NaN: pruned), by rate
     trials: pd.DataFrame
     points: RatePoints  # those next to the best rate
     is_full: bool  # whether the trials had as many tokens as the reports
@@ -69,24 +70,24 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
     rates = []
     for batch_size, group in trials.groupby("batch_size"):
         reports = rows[~is_tuning & (rows["batch_size"] == batch_size)]
-        has_no_loss = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
-        ended = group[~has_no_loss]
+        has_no_value = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
+        ended = group[~has_no_value]
         most = group["token_budget"].max()
         if has_stage:
-            # A rate that diverges early would have diverged later too.
-            ended = ended[~(ended["token_budget"] < most) | ended["has_diverged"]]
+            is_told = tells_of_budget(ended["token_budget"], most, ended["has_diverged"])
+            ended = ended[is_told | ended["token_budget"].isna()]
         winners = reports if len(reports) else ended[~ended["is_failed"]]
         if has_stage and is_own and len(winners):
-            best = winners.iloc[winners["loss"].fillna(math.inf).to_numpy().argmin()]
+            best = winners.iloc[winners["value"].fillna(math.inf).to_numpy().argmin()]
             for name in ("adam_beta2", "weight_decay"):
                 if group[name].nunique() > 1:  # tuned too
                     ended = ended[ended[name] == best[name]]
-        loss = ended["loss"].mask(ended["has_diverged"], math.inf)
-        table = ended[["learning_rate", "state"]].assign(loss=loss, seed=0)
+        value = ended["value"].mask(ended["has_diverged"], math.inf)
+        table = ended[["learning_rate", "state"]].assign(value=value, seed=0)
         if has_stage:
             table["seed"] = to_numbers(ended["seed"]).fillna(0).astype(int)
         tried: dict[float, dict[int, float]] = {}
-        means = table.groupby(["learning_rate", "seed"])["loss"].agg(pd.Series.mean, skipna=False)
+        means = table.groupby(["learning_rate", "seed"])["value"].agg(pd.Series.mean, skipna=False)
         for rate, seed, mean in means.reset_index().itertuples(index=False):
             tried.setdefault(float(rate), {})[int(seed)] = float(mean)
         rates.append(

@@ -69,11 +69,6 @@ class Sweep(frames.SweepTables):
     """A sweep folder that was read; `plan`, `trials` and `curves` are its tables."""
 
     @cached_property
-    def compared(self) -> pd.DataFrame:
-        """The trials with the objective in place of the final loss."""
-        return frames.with_objective(self.trials, self.plan.settings.objective)
-
-    @cached_property
     def policies(self) -> tuple[PolicyResult, ...]:
         """Checks and answer of each policy, in the plan's order."""
         step = self.next_step
@@ -106,8 +101,7 @@ class Sweep(frames.SweepTables):
         """Checks and answer of each policy, without the next step."""
         settings = self.plan.settings
         steps = None if settings.target is None else steps_to_target(self)
-        trials = frames.with_objective(self.trials, settings.objective, settings.objective.sign)
-        results = judge_trials(trials, settings.objective, steps, self.plan)
+        results = judge_trials(self.trials, settings.objective, steps, self.plan)
         if not settings.workload.is_program:
             return results
         command = check_of_command(self.plan) or "sweep check"
@@ -209,11 +203,12 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
     unit = str(units[0]) if units and metric == LOSS.name else ""
     compared = Objective(metric, direction, unit, tolerance or LOSS.tolerance)
     is_loss = table.titles[metric] in {table.titles.get(name) for name in LOSSES}
-    if metric == LOSS.name and trials["target"].notna().any():
+    if metric == LOSS.name and objective_of(trials).is_ratio:
         compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
     else:
-        trials = trials.assign(final_valid_loss=compared.sign * trials[metric], target=math.nan)
-    result = leading(judge_trials(trials.reindex(columns=list(frames.TRIAL_COLUMNS)), compared))
+        trials = trials.assign(target=math.nan)
+    columns = dict.fromkeys([*frames.TRIAL_COLUMNS, metric])
+    result = leading(judge_trials(trials.reindex(columns=list(columns)), compared))
     made = result.answer if result else None
     if made is None:
         return None
@@ -319,6 +314,11 @@ def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) 
     return TableAnswer(made, describe(made) if made else [missing], table.notes)
 
 
+def objective_of(trials: pd.DataFrame) -> Objective:
+    """Return what a trials.csv compares batch sizes by, if its column of the loss is asked for."""
+    return TOKENS_TO_TARGET if trials["target"].notna().any() else LOSS
+
+
 def judge_trials(
     trials: pd.DataFrame,
     objective: Objective = LOSS,
@@ -326,13 +326,14 @@ def judge_trials(
     plan: Plan | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
-    rows, by_policy, about = rows_of_trials(trials), dict[str, list[PolicyResult]](), {}
+    rows = rows_of_trials(trials, objective)
+    by_policy: dict[str, list[PolicyResult]] = {}
+    about: dict[str, tuple[list[str], str]] = {}
     tuning_command = (answering_command(plan) if plan else None) or ""
     has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
     reports = rows[(rows["stage"] == "report") & has_ended]
-    loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
-    reports = reports.assign(value=loss).dropna(subset=["value"])
-    if rows["has_target"].any():  # without the time from the target to the last evaluation
+    reports = reports.dropna(subset=["value"])
+    if objective.is_ratio:  # without the time from the target to the last evaluation
         share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
         reports["seconds_training"] *= share.fillna(1.0)
     has_optimizers = rows["optimizer"].nunique() > 1
@@ -342,7 +343,7 @@ def judge_trials(
         if steps is not None:
             curve = fit_curve(steps[steps["label"] == label], own["target"].max())
             judged += checks.check_curve(curve)
-        elif own["has_target"].any():
+        elif objective.is_ratio:
             judged += [
                 checks.build_check(
                     code,
@@ -452,7 +453,7 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
-    reports = frames.report_trials(sweep.compared)
+    reports = frames.report_trials(sweep.trials)
     complete = reports[reports["state"] == "COMPLETE"]
     if complete.empty:
         states = reports["cause"].fillna(reports["state"]).fillna("unknown").value_counts()
@@ -470,9 +471,10 @@ def _without_answer(sweep: Sweep) -> str:
     unknown = ""
     if sweep.plan.settings.workload.samples and sweep.lacks_curves and not gains:
         unknown = f" How training changed the reward is not known: {frames.CURVES} is missing."
-    loss = frames.mean_of(complete["final_valid_loss"].astype(float).to_list())
-    title = sweep.plan.settings.evaluated.title
-    return f"At batch size {size} the {title} is {loss:.4f}. Nothing is compared.{unknown}"
+    objective = sweep.plan.settings.evaluated
+    value = frames.mean_of(complete[objective.name].astype(float).to_list())
+    known = f"At batch size {size} the {objective.title} is {value:.4f}."
+    return f"{known} Nothing is compared.{unknown}"
 
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:

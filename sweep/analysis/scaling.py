@@ -83,7 +83,7 @@ def _step_law(plan: Plan) -> float | None:
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:
     """Return the loss at the chosen rate minus that at the optimum, between the tried rates."""
-    losses = rate.trials.groupby("learning_rate")["loss"].agg(["mean", "count"])
+    losses = rate.trials.groupby("learning_rate")["value"].agg(["mean", "count"])
     losses = losses[np.isfinite(losses["mean"])]
     if len(losses) < 2:
         return None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from sweep.config.objective import Objective
 from sweep.plan.plan import PlannedTrial
@@ -29,6 +30,13 @@ class TrialRecord:
         return self.cause is Cause.DIVERGED
 
 
+def parse_end(state: Any, cause: Any) -> tuple[State, Cause | None]:
+    """Read how a trial ended from the texts of a table; an unknown state counts as waiting."""
+    known_state = State(state) if state in [*State] else State.WAITING
+    known_cause = Cause(cause) if cause in [*Cause] else None
+    return known_state, known_cause
+
+
 def compared_value(
     state: State, cause: Cause | None, metric: float | None, objective: Objective
 ) -> float | None:
@@ -51,18 +59,18 @@ def compared_value(
 
 
 def tuning_records(records: Sequence[TrialRecord], report: PlannedTrial) -> list[TrialRecord]:
-    """Return the tuning trials like a reporting trial, apart from rate and seed.
-
-    One that diverged on fewer tokens would have diverged later too, so it counts.
-    """
+    """Return the tuning trials like a reporting trial, apart from rate and seed."""
     key = attrgetter("cell", "beta2", "weight_decay", "policy")
     alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(report)]
-    return [
-        record
-        for record in alike
-        if record.row.tokens == report.tokens
-        or (record.row.tokens < report.tokens and record.is_diverged)
-    ]
+    return [r for r in alike if tells_of_budget(r.row.tokens, report.tokens, r.is_diverged)]
+
+
+def tells_of_budget(tokens: Any, budget: Any, is_diverged: Any) -> Any:
+    """Return whether a tuning trial tells how its rate does at a budget, also elementwise.
+
+    One that diverged on fewer tokens would have diverged later too.
+    """
+    return (tokens == budget) | ((tokens < budget) & is_diverged)
 
 
 def losses_by_rate(

@@ -138,22 +138,24 @@ def plot_loss(sweep: Sweep) -> Chart | None:
 
     A second panel shows the leading policy alone, if others squeeze it.
     """
-    settings, cells = sweep.plan.settings, compare_batch_sizes(sweep.compared)
+    settings = sweep.plan.settings
+    objective = settings.evaluated
+    cells = compare_batch_sizes(sweep.trials, objective)
     means = cells[cells["is_comparable"]].groupby("label", sort=False)
-    spans = means["final_valid_loss"].agg(np.ptp)[means["batch_size"].nunique() > 1]
+    spans = means[objective.name].agg(np.ptp)[means["batch_size"].nunique() > 1]
     if settings.target is not None or spans.empty:
         return None
-    objective, trials = settings.evaluated, _report_trials(sweep.compared)
+    trials = _report_trials(sweep.trials)
     name, unit = objective.title, f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
     parts = [*parts[:4], f"{len(parts) - 4} more"] if len(parts) > 5 else parts
     title = f"Between batch sizes, the {name} differs by up to {join(parts)}"
     y_title = f"{name} [{objective.label}]" if objective.label else name
-    panels = [_plot_sizes(sweep, trials, "final_valid_loss", name, y_title)]
+    panels = [_plot_sizes(sweep, trials, objective.name, name, y_title)]
     lead = sweep.leading.label if sweep.leading else ""
-    if lead in spans and SQUEEZED * spans[lead] < np.ptp(cells["final_valid_loss"].dropna()):
+    if lead in spans and SQUEEZED * spans[lead] < np.ptp(cells[objective.name].dropna()):
         own = trials[trials[POLICY] == lead]
-        panels.append(_plot_sizes(sweep, own, "final_valid_loss", name, f"{name}, {lead} only"))
+        panels.append(_plot_sizes(sweep, own, objective.name, name, f"{name}, {lead} only"))
     return Chart(title, panels)
 
 
@@ -177,20 +179,22 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
 def _plot_sizes(
     sweep: Sweep, trials: pd.DataFrame, metric: str, name: str, title: str = ""
 ) -> Spec:
-    """Plot complete seeds by batch size, and means of losses with intervals, or else medians."""
-    is_loss, sizes = metric == "final_valid_loss", sweep.batch_sizes
+    """Plot complete seeds by batch size, and means of the objective with intervals, or medians."""
+    is_objective = metric == sweep.plan.settings.evaluated.name
+    sizes = sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
     complete = trials[trials["state"] == "COMPLETE"]
     groups = complete.groupby([POLICY, SIZE], sort=False)[name]
-    middle = groups.agg(["mean" if is_loss else "median", "size"]).set_axis([name, "seeds"], axis=1)
+    middle = groups.agg(["mean" if is_objective else "median", "size"])
+    middle = middle.set_axis([name, "seeds"], axis=1)
     middle[["low", "high"]] = math.nan
-    if is_loss:
+    if is_objective:
         intervals = [mean_of(values.to_list())[1:] for _, values in groups]
         middle[["low", "high"]] = np.where(middle[["seeds"]] < LEAST_SEEDS, np.nan, intervals)
         planned = trials.groupby([POLICY, SIZE]).size().reindex(middle.index)
         middle = middle[middle["seeds"] == planned]
     middle = middle.reset_index()
-    ends = [*middle["low"], *middle["high"]] if is_loss else [0.0]
+    ends = [*middle["low"], *middle["high"]] if is_objective else [0.0]
     form = COUNT * metric.startswith("tokens")
     x, y = vega.batch_axis(sizes), vega.channel(name, [*complete[name], *ends], title or name, form)
     tables = _report_trials(sweep.trials), trials
@@ -289,14 +293,14 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     trials = pd.concat(parts, ignore_index=True).rename(columns=NAMES)
 
     # Losses far above the others would squeeze them; they are drawn at the edge.
-    losses = trials["loss"][np.isfinite(trials["loss"])]
+    losses = trials["value"][np.isfinite(trials["value"])]
     low, high = losses.quantile([0.25, 0.75])
     best_of_worst_size = losses.groupby(trials[SIZE]).min().max()
     limit = max(high + FAR * (high - low), best_of_worst_size)
     is_pruned = trials["state"] == "PRUNED"
-    is_lost = trials["loss"] == np.inf
-    is_far = (trials["loss"] > limit) & ~is_lost
-    trials[name] = values(trials["loss"].where(trials["loss"] <= limit))
+    is_lost = trials["value"] == np.inf
+    is_far = (trials["value"] > limit) & ~is_lost
+    trials[name] = values(trials["value"].where(trials["value"] <= limit))
 
     fits = []
     optima = []
@@ -317,7 +321,7 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     y = vega.channel(name, shown, f"{name}, tuning seeds", form, "narrow")
     color = vega.size_color(sweep.batch_sizes)
     columns = [SIZE, RATE, "seed", "state"]
-    at_edge = [*columns, "loss"]
+    at_edge = [*columns, "value"]
     far = trials.loc[is_far, at_edge]
     lost = trials.loc[is_lost & ~is_pruned, at_edge]
     pruned = trials.loc[is_pruned, at_edge]

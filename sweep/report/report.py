@@ -24,6 +24,7 @@ from sweep.analysis.frames import format_range
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
+from sweep.config.objective import LOSS
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.errors import SweepError, printable
@@ -40,10 +41,12 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 
     Each file is replaced atomically, report.md last.
     """
-    sweep, out = load_sweep(path), Path(out or path)
+    sweep = load_sweep(path)
+    out = Path(out or path)
+    objective = sweep.plan.settings.evaluated
     if SweepFolder(Path(path)).is_published and out.resolve() == Path(path).resolve():
         raise SweepError(f"{path} is published and stays as it is. Write to another --out FOLDER.")
-    cells = frames.compare_batch_sizes(sweep.compared)
+    cells = frames.compare_batch_sizes(sweep.trials, objective)
     charts = plot_all(sweep)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,9 +71,9 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         scope=scope_of(sweep.trials, sweep.leading.label, sweep.plan) if sweep.leading else "",
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
-        has_train_loss=sweep.compared is sweep.trials
+        has_train_loss=objective.name == LOSS.name
         and (trials["final_train_loss"].notna().any() or sweep.plan.settings.data is not None),
-        other_metrics=frames.other_metrics(sweep.compared, sweep.plan.settings.objective),
+        other_metrics=frames.other_metrics(sweep.trials, objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[trials["cause"].notna()].to_dict("records"),
         gains=frames.find_gains(sweep) if sweep.plan.settings.workload.samples else (),

@@ -207,7 +207,7 @@ def _write_trial(
     result = fake_result(plan, row, state, cause)
     loss = value if state is State.COMPLETE else None
     result |= {"final_valid_loss": loss, "best_valid_loss": loss, "initial_train_loss": None}
-    if plan.settings.declared is not None:
+    if plan.settings.evaluated.name == "final_valid_accuracy":
         result["final_valid_accuracy"] = None if loss is None else 3.0 - loss
     if plan.settings.target is not None and loss is not None:
         result["tokens_to_target"] = row.tokens * 0.5 * loss

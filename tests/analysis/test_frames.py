@@ -17,6 +17,7 @@ from scipy.stats import ttest_rel
 import sweep
 from sweep.analysis import frames
 from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.config.numbers import short
 from sweep.errors import SweepError
 from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
@@ -198,11 +199,11 @@ def test_a_cell_is_the_mean_and_spread_of_its_seeds():
     cells = cells_of(*(trial(8, k, k + 1.0) for k in range(3)), trial(4, 0, 5.0), tuned)
     assert cells["batch_size"].tolist() == [4, 8]
     cell = cells.iloc[1]
-    assert (cell["final_valid_loss"], cell["loss_sd"]) == (2.0, 1.0)
-    assert (cell["loss_min"], cell["loss_max"]) == (1.0, 3.0)
+    assert (cell["final_valid_loss"], cell["spread"]) == (2.0, 1.0)
+    assert (cell["least"], cell["largest"]) == (1.0, 3.0)
     assert cell["train_valid_gap"] == pytest.approx(0.25)
     assert cell["peak_memory_bytes"] == 1002.0
-    assert np.isnan(cells.iloc[0]["loss_sd"])
+    assert np.isnan(cells.iloc[0]["spread"])
 
 
 def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared():
@@ -225,8 +226,8 @@ def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared():
     [(3e-4, "3e-4"), (1e-3, "1e-3"), (0.05, "0.05"), (1.25e-4, "0.000125"), (32, "32"), (0.0, "0")],
 )
 def test_short_numbers_read_back_the_same(number, text):
-    assert frames.short(number) == text
-    assert float(frames.short(number / 7)) == number / 7
+    assert short(number) == text
+    assert float(short(number / 7)) == number / 7
 
 
 def test_policies_keep_their_names():

@@ -18,7 +18,8 @@ from sweep.orchestration.looks import next_trials, read_record
 from sweep.orchestration.planning import Planned, Request, make_plan, read_request
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.commands import parse_command
-from sweep.plan.plan import build_plan
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import build_plan, requested_ids
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.made_up_sweeps import (
@@ -44,16 +45,26 @@ def request_of(command):
 
 
 def plan_command(command, sweep):
-    """Plan a proposed command as the command line does, except that a new folder is not probed."""
+    """Plan a proposed command as the command line does.
+
+    Except that a new folder is not probed, and the made-up workload of a user is not imported.
+    """
     request = request_of(command)
     workload = sweep.plan.settings.workload
     if workload == MAXIMIZED:  # as the user's code would declare it
         experiment = request.experiment.model_copy(update={"workload": workload})
         request = Request(experiment, request.execution, request.folder, command=request.command)
-    if request.folder.plan_path.exists():
+    if not request.folder.plan_path.exists():
+        plan = build_plan(request.experiment, CPU, Inputs())
+        return Planned(plan, tuple(str(row.id) for row in plan.known_trials), request)
+    if workload != MAXIMIZED:
         return make_plan(request)
-    plan = build_plan(request.experiment, CPU, Inputs())
-    return Planned(plan, tuple(str(row.id) for row in plan.known_trials), request)
+
+    new = build_plan(request.experiment, CPU, Inputs(), old=sweep.plan)
+    plan = grow_plan(sweep.plan, new)
+    waiting = [row for row in new.trials if row.id is None]
+    plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
+    return Planned(plan, requested_ids(plan, new, request.experiment), request)
 
 
 def check_proposal(path):

@@ -48,7 +48,7 @@ def test_the_mean_has_its_interval_from_three_seeds_on(tuned, plain):
     cells = compare_batch_sizes(sweep.trials).set_index(["label", "batch_size"])
     for row in rules["data"]["values"]:
         cell = cells.loc[(row["policy"], row[SIZE])]
-        half = 4.303 * cell["loss_sd"] / 3**0.5  # t, 2 degrees of freedom
+        half = 4.303 * cell["spread"] / 3**0.5  # t, 2 degrees of freedom
         assert row["high"] - row["low"] == pytest.approx(2 * half, abs=2e-4)
     assert not layers(charts.plot_loss(load_sweep(plain)), "rule")
 
@@ -131,7 +131,7 @@ def test_the_rates_have_their_points_curve_and_optimum_and_marks_of_pruned_trial
     optima = [rate.optimum for rate in rates if rate.optimum]
     drawn = values(chart, "point", "learning rate", shape="diamond")
     assert drawn == pytest.approx(optima, rel=1e-5)
-    measured = sum(len(rate.trials.dropna(subset=["loss"])) for rate in rates)
+    measured = sum(len(rate.trials.dropna(subset=["value"])) for rate in rates)
     assert len(values(chart, "point", "learning rate", size=35)) == measured
     curve = values(chart, "line", "final validation loss")
     best = values(chart, "point", "final validation loss", shape="diamond")
@@ -151,7 +151,7 @@ def test_a_rate_whose_loss_is_far_off_does_not_squeeze_the_others(tuned):
     sweep.trials.loc[highest, "final_valid_loss"] = 900.0
     chart = charts.plot_rates(sweep)
     (far,) = layers(chart, "point", shape="triangle-up")
-    assert [row["loss"] for row in far["data"]["values"]] == [900.0]
+    assert [row["value"] for row in far["data"]["values"]] == [900.0]
     assert chart.panels[0]["layer"][0]["encoding"]["y"]["scale"]["domain"][1] < 20
 
 

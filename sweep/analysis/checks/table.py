@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from sweep.analysis.cells import LOSSES, SETTINGS
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
+from sweep.config.objective import LOSS, Objective
+from sweep.decision.trials import compared_value, parse_end
+from sweep.trial.status import Cause
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
@@ -22,25 +25,29 @@ DERIVED_FROM = {
     "true_steps": "steps",
     "trained_tokens": "token_budget",
     "outcome": "final_valid_loss",
-    "loss": "final_valid_loss",
+    "value": "final_valid_loss",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class TrialTable:
-    rows: pd.DataFrame  # every trial, with loss, true_steps and flags of failure
+    rows: pd.DataFrame  # every trial, with value, true_steps and flags of failure
     cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
-    best: pd.DataFrame  # the cell of least loss of each batch size, ascending
+    best: pd.DataFrame  # the cell of least value of each batch size, ascending
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
     log_formula: str  # in the steps T, which explains the column steps; empty if none does
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
     is_own: bool  # whether it is a trials.csv, whose counts are exact
-    has_target: bool  # whether the loss is the log of the tokens to a target
+    has_target: bool  # whether the value is the log of the tokens to a target
     tuning_command: str = ""  # the command that would tune the learning rates, if it is known
 
 
-def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of trials.csv with the columns that checks read."""
+def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:
+    """Return the table of trials.csv with the columns that checks read.
+
+    `value` is what batch sizes are compared by: less is better. It is infinite if the trial
+    diverged or missed a target, and NaN if the trial has no result.
+    """
     names = {
         "beta2": "adam_beta2",
         "tokens": "token_budget",
@@ -54,25 +61,35 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
     has_ended = rows["state"].isin(["COMPLETE", "FAILED"])
-    is_infinite = np.isinf(rows["final_valid_loss"].astype(float))
+    evaluated = LOSS.name if objective.is_ratio else objective.name
+    is_infinite = np.isinf(rows[evaluated].astype(float))
     rows["has_diverged"] = (rows["cause"] == "diverged") | (is_infinite & has_ended)
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
-
-    # A loss on the way is not that of the end of the schedule.
-    rows["final_valid_loss"] = rows["final_valid_loss"].mask(rows["is_failed"])
+    rows["value"] = _compared_values(rows, objective)
     rows["hours"] = rows["seconds_training"] / 3600
 
-    has_target = bool(rows["target"].notna().any())
-    rows["has_target"] = has_target
-    if has_target:
+    rows["has_target"] = objective.is_ratio
+    if objective.is_ratio:
         is_pruned = rows["state"] == "PRUNED"
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
-        log_tokens = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
-        rows["final_valid_loss"] = log_tokens.mask(rows["is_failed"])
         counts = rows[["steps", "token_budget"]].astype(float)
         rows[["steps", "token_budget"]] = counts.mask(is_pruned | (rows["stage"] == "tune"))
     return rows
+
+
+def _compared_values(rows: pd.DataFrame, objective: Objective) -> pd.Series:
+    metrics = rows[objective.name].astype(float)
+    values = []
+    for metric, trial in zip(metrics, rows.itertuples(), strict=True):
+        state, cause = parse_end(trial.state, trial.cause)
+        if trial.has_diverged:
+            cause = Cause.DIVERGED
+        values.append(compared_value(state, cause, metric, objective))
+    table = pd.Series(values, rows.index, dtype=float)
+
+    is_unmeasured = metrics.isna() & ~rows["has_diverged"]  # an empty cell is no result
+    return table if objective.is_ratio else table.mask(is_unmeasured)
 
 
 def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
@@ -80,14 +97,15 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
     rows = table.copy()
     has_target = is_own and bool(rows["has_target"].any())
 
-    rows["loss"] = _loss_of(rows)
-    has_loss = bool(rows["loss"].notna().any())
+    if not is_own:
+        rows["value"] = _loss_of(rows)
+    has_value = bool(rows["value"].notna().any())
     tokens_per_step = rows["batch_size"] * rows["context_length"]
     rows["true_steps"] = (rows["token_budget"] / tokens_per_step).fillna(rows["steps"])
     rows["trained_tokens"] = rows["token_budget"].fillna(rows["steps"] * tokens_of_a_step(rows))
-    has_outcome = has_loss or (rows["status"] != "").any() or rows["is_failed"].any()
+    has_outcome = has_value or (rows["status"] != "").any() or rows["is_failed"].any()
     rows["outcome"] = 1.0 if has_outcome else math.nan
-    rows["is_failed"] |= has_loss & rows["loss"].isna()
+    rows["is_failed"] |= has_value & rows["value"].isna()
 
     ended_early = ("token_budget", "steps", "epochs") if is_own else ()
     settings = [name for name in SETTINGS if name in rows and name not in ended_early]
@@ -101,7 +119,7 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
     groups = completed.groupby(settings, dropna=False)
     cells = groups.mean(numeric_only=True).reset_index()
     cells["seeds"] = groups["seeds"].sum(min_count=1).to_numpy()
-    best = cells.sort_values("loss", kind="stable").drop_duplicates("batch_size")
+    best = cells.sort_values("value", kind="stable").drop_duplicates("batch_size")
 
     tolerance: float | pd.Series = 0.0
     if not is_own:

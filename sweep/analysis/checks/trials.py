@@ -209,7 +209,7 @@ def _sizes_of_shared_rate(rows: pd.DataFrame) -> list[float]:
 
 
 @check(
-    needs=("learning_rate", "loss"),
+    needs=("learning_rate", "value"),
     condition="The best learning rate of every batch size is strictly inside its grid.",
     remedy=(
         "Tune these batch sizes until the best rate is strictly inside: another --out with a "
@@ -241,7 +241,7 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict | N
 def _describe_rates(rate: TunedRate) -> str:
     if rate.best is None:
         return f"none of {rate.tried} trials completed"
-    grid = rate.trials.dropna(subset="loss")["learning_rate"]  # a pruned rate bounds nothing
+    grid = rate.trials.dropna(subset="value")["learning_rate"]  # a pruned rate bounds nothing
     text = f"{rate.best:.3g} is the best rate of {rate.tried} trials"
     return f"{text}, with results at {grid.min():.3g} to {grid.max():.3g}"
 
@@ -287,8 +287,9 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicab
     blamed = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS].to_list()
     evidence = f"The number of seeds is {_range(seeds, seeds['seeds'], 'g')}."
 
-    ended = table.rows[(table.rows["stage"] != "tune") & table.rows["loss"].notna()]
-    equal = _sizes_of_equal_losses(ended)
+    reports = table.rows[table.rows["stage"] != "tune"]
+    ended = reports[~reports["is_failed"] & reports["value"].notna()]
+    equal = _sizes_of_equal_values(ended)
     if equal:
         evidence += f" All seeds gave the same result at {_join_sizes(equal)}."
     if not table.is_own or ended["seed"].isna().all():
@@ -302,12 +303,12 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicab
     return Verdict(evidence, batch_sizes=[*blamed, *equal])
 
 
-def _sizes_of_equal_losses(ended: pd.DataFrame) -> list[float]:
-    """Return the batch sizes at which all of several trials with one rate have one loss."""
-    finite = ended[np.isfinite(ended["loss"])]
-    losses = finite.groupby(["batch_size", "learning_rate"])["loss"].agg(["count", "nunique"])
-    is_equal = (losses["count"] > 1) & (losses["nunique"] == 1)
-    sizes: list[float] = losses.index[is_equal].get_level_values("batch_size").to_list()
+def _sizes_of_equal_values(ended: pd.DataFrame) -> list[float]:
+    """Return the batch sizes at which all of several trials with one rate have one value."""
+    finite = ended[np.isfinite(ended["value"])]
+    values = finite.groupby(["batch_size", "learning_rate"])["value"].agg(["count", "nunique"])
+    is_equal = (values["count"] > 1) & (values["nunique"] == 1)
+    sizes: list[float] = values.index[is_equal].get_level_values("batch_size").to_list()
     return sizes
 
 
@@ -524,7 +525,7 @@ def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 @check(
-    needs=("loss",),
+    needs=("value",),
     condition="The best batch size lies between others.",
     remedy="Add batch sizes beyond the best one.",
     needs_equal_budgets=True,
@@ -537,7 +538,7 @@ def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotA
     if len(sizes) < 3:
         return NotApplicable()
     smallest, largest = sizes.min(), sizes.max()
-    best = sizes[cells["loss"] == cells["loss"].min()]
+    best = sizes[cells["value"] == cells["value"].min()]
     evidence = f"The best result is at batch size {best.iloc[0]:g} of {smallest:g} to {largest:g}."
     is_at_edge = best.isin([smallest, largest]).all() and best.min() > 1
     return Verdict(evidence, batch_sizes=best if is_at_edge else ())
