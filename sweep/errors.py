@@ -39,7 +39,13 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 def without_secrets(text: object) -> str:
     """Remove what could be a password or a token from the addresses in a text."""
-    return ADDRESS.sub(_public_address, str(text))
+    return re.sub(r"\S+", _without_secrets_of_word, str(text))
+
+
+def _without_secrets_of_word(match: re.Match[str]) -> str:
+    word = match[0]
+    may_be_address = "://" in word or "?" in word  # else a text of many megabytes would take long
+    return ADDRESS.sub(_public_address, word) if may_be_address else word
 
 
 def _public_address(match: re.Match[str]) -> str:

@@ -82,7 +82,8 @@ def test_a_mistake_of_the_user_costs_its_own_trials(run_code, count, name):
     assert message in text and "\x1b" not in text and len(text) < 5000
     assert {status.state for status in statuses} <= {State.COMPLETE, State.FAILED, State.WAITING}
     sizes = [path.stat().st_size for path in folder.path.rglob("log.txt")]
-    assert max(sizes, default=0) < 2**27
+    printed = 200 * 2**20 if name == "Prints" else 0  # the log keeps all
+    assert printed <= max(sizes, default=0) < printed + 2**27
     processes = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
     assert ["sleep", "612"] not in processes
     if end == DONE:
