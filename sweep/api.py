@@ -63,7 +63,7 @@ def run_planned(
     """Run the trials of a plan with a display of progress, and write the report."""
     folder = planned.request.folder
     is_open = planned.is_tuned or planned.adds_seeds
-    reports = sum(row.stage == "report" for row in planned.plan.trials) if is_open else 0
+    reports = sum(row.stage == "final" for row in planned.plan.trials) if is_open else 0
     ids = None if is_open else planned.requested
     with Progress(folder, ids, is_quiet, reports) as progress:
         return run_plan(

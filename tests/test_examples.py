@@ -59,7 +59,7 @@ def test_the_example_runs(example, small, environment, tmp_path):
 def test_the_committed_report_is_of_the_command_in_the_readme(example):
     words, report = run_of(example), EXAMPLES / example / "report"
     with (report / "trials.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["stage"] == "report"]
+        rows = [row for row in csv.DictReader(file) if row["stage"] == "final"]
     assert {row["batch_size"] for row in rows} == {*words[words.index("--batches") + 1].split(",")}
     assert {row["state"] for row in rows} == {"COMPLETE"}
     answer = json.loads((report / "answer.json").read_text())

@@ -211,14 +211,15 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         remarks.append(f"No loss is compared, because no cell of {title} is read")
         rows[list(LOSSES)] = math.nan
         measured = None
+    rows["stage"] = rows["stage"].replace("report", "final")  # as versions before 0.2 wrote
     _read_states(rows, _words_of_states(cells, columns), texts, measured)
     sizes, reasons = _read_batch_sizes(rows, cells, columns, texts, is_own)
     rows["batch_size"] = sizes
     if measured:
         _find_unread_losses(rows, reasons, texts[measured], measured)
     for place, stage in enumerate(rows["stage"]):
-        if stage not in ("", "report", "tune"):
-            reasons[place] = reasons[place] or "its stage is neither report nor tune"
+        if stage not in ("", "final", "tune"):
+            reasons[place] = reasons[place] or "its stage is neither final nor tune"
     if not is_own:  # there each row has an id
         _find_repetitions(rows, reasons, cells)
     left_out = [
@@ -256,9 +257,9 @@ def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:
         return ""
     place = cells.header.index(headers["stage"].title)
     stages = [row[place].strip() for row in cells.rows]
-    if not stages or {"report", "tune"} & {*stages}:
+    if not stages or {"final", "report", "tune"} & {*stages}:
         return ""
-    return f"its cells are neither report nor tune, such as {short_text(stages[0])}"
+    return f"its cells are neither final nor tune, such as {short_text(stages[0])}"
 
 
 def _type_cells(

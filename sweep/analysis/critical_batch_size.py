@@ -91,7 +91,7 @@ class StepsCurve:
 
 
 def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataFrame:
-    """Return one row per reporting trial that ended: where it reached the target, or a bound.
+    """Return one row per final trial that ended: where it reached the target, or a bound.
 
     A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
     below the target at its first evaluation is early. Diverged trials have no row. The target is

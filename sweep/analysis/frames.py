@@ -131,12 +131,12 @@ def load_tables(path: str | Path) -> SweepTables:
 def _missing_points(
     records: Sequence[dict[str, Any]], curves: dict[str, pd.DataFrame]
 ) -> list[str]:
-    """Return a warning for each published reporting trial that has ended and has no points."""
+    """Return a warning for each published final trial that has ended and has no points."""
     ended = (State.COMPLETE, State.PRUNED)
     return [
         f"trial {record['id']}: {CURVES} has no points of it."
         for record in records
-        if record["stage"] == "report"
+        if record["stage"] == "final"
         and record.get("state") in ended
         and record["id"] not in curves
     ]
@@ -251,7 +251,7 @@ def write_curves_csv(sweep: SweepTables, path: Path) -> None:
     objective = sweep.plan.settings.evaluated.curve
     reported = dict.fromkeys([*REPORTED_METRICS, objective])
     metrics = [name for name in reported if name in sweep.curves]
-    reports = sweep.trials["id"][sweep.trials["stage"] == "report"]
+    reports = sweep.trials["id"][sweep.trials["stage"] == "final"]
     is_read = sweep.curves["id"].isin(reports) & sweep.curves[metrics].notna().any(axis=1)
     table = sweep.curves.loc[is_read, ["id", "step", "tokens", *metrics]]
     with replacing(path) as part:
@@ -421,8 +421,8 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
 
 
 def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the reporting trials with their policy's label, in the plan's order."""
-    return trials.assign(label=policy_labels)[trials["stage"] == "report"]
+    """Return the final trials with their policy's label, in the plan's order."""
+    return trials.assign(label=policy_labels)[trials["stage"] == "final"]
 
 
 def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:

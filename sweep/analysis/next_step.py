@@ -144,7 +144,7 @@ class _Search:
     def _resume(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose the same command if trials are open, or a batch size has no rate yet."""
         rows = self._tuned_rows()
-        reports = [row for row in rows if row.stage == "report"]
+        reports = [row for row in rows if row.stage == "final"]
         is_open = any(record.is_open for record in self.records if record.row in rows)
         cells = {(row.optimizer, size) for row in rows for size in sizes}
         unreported = cells - {row.cell for row in reports}
@@ -279,7 +279,7 @@ class _Search:
             proposal = propose(self.plan, changes)
         except SweepError:  # for example because the tokens of the others would change
             return self._elsewhere(batches)
-        rows = [row for row in proposal.plan.trials if row.stage == "report"]
+        rows = [row for row in proposal.plan.trials if row.stage == "final"]
         tokens = {row.tokens for row in rows if is_tuned(row.policy)}
         has_common_tokens = len(tokens) == 1 or self.plan.settings.target is not None
         return proposal if has_common_tokens else self._elsewhere(batches)
@@ -342,7 +342,7 @@ class _Search:
         values: dict[Cell, list[float]] = {}
         for record in self.records:
             row, value = record.row, record.value
-            is_report = row.stage == "report" and is_tuned(row.policy)
+            is_report = row.stage == "final" and is_tuned(row.policy)
             if is_report and value is not None and math.isfinite(value):
                 values.setdefault(row.cell, []).append(value)
         is_equal = {cell: len(v) >= LEAST_SEEDS and len({*v}) == 1 for cell, v in values.items()}

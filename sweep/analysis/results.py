@@ -255,7 +255,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
     keys = ["stage", "label", "batch_size"]
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
     rules = {
-        "stage must be report or tune": trials["stage"].notna(),
+        "stage must be final or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
         "state must be given": table.rows["status"] != "",
         "seed must be given": is_tuning | trials["seed"].notna(),
@@ -263,10 +263,10 @@ def _trials_of(table: Table) -> pd.DataFrame:
         "learning_rate must be a positive number": trials["learning_rate"] > 0,
         "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
         "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
-        "learning_rate must be equal in reporting trials of one policy and batch size": (
+        "learning_rate must be equal in final trials of one policy and batch size": (
             is_tuning | (rate_counts <= 1)
         ),
-        "seed must differ between reporting trials of one policy and batch size": (
+        "seed must differ between final trials of one policy and batch size": (
             is_tuning | ~trials.duplicated([*keys, "seed"])
         ),
         "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
@@ -309,7 +309,7 @@ def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) 
     made = _answer_table(table, direction, tolerance)
     missing = (
         "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
-        "stage report and state COMPLETE."
+        "stage final and state COMPLETE."
     )
     return TableAnswer(made, describe(made) if made else [missing], table.notes)
 
@@ -331,7 +331,7 @@ def judge_trials(
     about: dict[str, tuple[list[str], str]] = {}
     tuning_command = (answering_command(plan) if plan else None) or ""
     has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
-    reports = rows[(rows["stage"] == "report") & has_ended]
+    reports = rows[(rows["stage"] == "final") & has_ended]
     reports = reports.dropna(subset=["value"])
     if objective.is_ratio:  # without the time from the target to the last evaluation
         share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
@@ -380,7 +380,7 @@ def judge_trials(
 def _rates_of_reports(
     results: list[PolicyResult], reports: pd.DataFrame
 ) -> dict[tuple[str, int], TunedRate]:
-    """Return the tuned rates by label and batch size, if the reporting trials used one of them."""
+    """Return the tuned rates by label and batch size, if the final trials used one of them."""
     used = reports.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
     rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
     return {cell: rate for cell, rate in rates.items() if rate.covers(used.get(cell, math.nan))}
@@ -481,7 +481,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
     own = trials.assign(label=frames.policy_labels)
     own = own[own["label"] == label]
-    reports, tuned = (own[own["stage"] == stage] for stage in ("report", "tune"))
+    reports, tuned = (own[own["stage"] == stage] for stage in ("final", "tune"))
     names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.token_unit

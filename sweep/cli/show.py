@@ -227,8 +227,8 @@ def _undivided_batches(plan: Plan) -> str:
 
 
 def _about_tokens(plan: Plan) -> str | None:
-    """Return a note if the tokens of the reporting trials differ; with a target they are a cap."""
-    reports = [row for row in plan.trials if row.stage == "report"]
+    """Return a note if the tokens of the final trials differ; with a target they are a cap."""
+    reports = [row for row in plan.trials if row.stage == "final"]
     if plan.settings.target is not None or len({row.tokens for row in reports}) < 2:
         return None
     text = "they differ between batch sizes, because equal counts would lose over 1 % of the budget"

@@ -35,7 +35,7 @@ class Science(TrainingSettings):
     """Everything that can change a number. The trial id is the hash of this."""
 
     format_version: int = FORMAT_VERSION
-    stage: Literal["report", "tune"] = "report"
+    stage: Literal["final", "tune"] = "final"
     policy: str  # fixed, sqrt:rate@batch, linear:rate@batch, tuned
     data: dict[str, Any] | None  # identity: name, and hashes or version, seed and size
     tokenizer: TokenizerSettings | None

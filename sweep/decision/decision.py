@@ -104,7 +104,7 @@ def decide(
     """Compute the interval of every batch size's gap to the best.
 
     Args:
-        losses: of the reporting trials, (..., k, seeds); NaN for missing seeds. A batch size with
+        losses: of the final trials, (..., k, seeds); NaN for missing seeds. A batch size with
             an infinite loss is not compared. If two that are compared share no seed, both gaps are
             unbounded above.
         points: losses of the rates near the best, (..., k); None if the rates were not tuned.
@@ -135,7 +135,7 @@ def _half_widths(
     """Return half the widths of the intervals of all differences, (..., k, k).
 
     Args:
-        losses: of the reporting trials, (..., k, seeds).
+        losses: of the final trials, (..., k, seeds).
         count: seeds that a pair has in common, (..., k, k).
         variance: of the differences of a pair, (..., k, k).
         compared: number of batch sizes that are compared.

@@ -172,7 +172,7 @@ def propose_answer(plan: Plan) -> Proposal | None:
     Raises:
         SweepError: if no command can; the message says what would.
     """
-    reports = [row for row in plan.trials if row.stage == "report"]
+    reports = [row for row in plan.trials if row.stage == "final"]
     cells = {row.cell for row in plan.trials}
     batches = {batch for _, batch in cells}
     tuned = [row for row in reports if is_tuned(row.policy)]

@@ -176,7 +176,7 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
         return None
     weights, checkpoint = 4 * parameters, 12 * parameters  # with AdamW's two moments, in float32
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
-    reports = sum(row.stage == "report" for row in plan.trials)
+    reports = sum(row.stage == "final" for row in plan.trials)
     running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint  # the third while written
     curves = len(plan.trials) << 20  # with log, losses and MLflow
     return running + reports * kept[plan.execution.keep] + curves

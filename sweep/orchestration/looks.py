@@ -12,7 +12,7 @@ from sweep.trial.folder import SweepFolder
 def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     """Return the seeds and tuning seeds to add; none once the answer is as clear as it can get.
 
-    None either while a reporting trial waits, or if one failed: the next command runs it again.
+    None either while a final trial waits, or if one failed: the next command runs it again.
     """
     experiment, folder = planned.request.experiment, planned.request.folder
     policy = parse_policy(experiment.lr).name

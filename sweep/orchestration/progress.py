@@ -52,7 +52,7 @@ class Display(Console):
 class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
 
-    On a terminal each trial that ends leaves a line. `reports`: the number of reporting trials if
+    On a terminal each trial that ends leaves a line. `reports`: the number of final trials if
     more trials may follow than the plan has, else 0.
     """
 
@@ -83,7 +83,7 @@ class Progress(AbstractContextManager["Progress"]):
         title = Objective(document["metric"]).title.removeprefix("final validation ")
         describe = partial(describe_trial, title=title, width=width)
         ended = [row for row in rows if State(row["state"]).is_finished]
-        awaited = max(0, self._reports - sum(row["stage"] == "report" for row in rows))
+        awaited = max(0, self._reports - sum(row["stage"] == "final" for row in rows))
         total = len(rows) + awaited
         least = "at least " * bool(self._reports and len(ended) < total)
         done = sum(row["tokens"] if row not in ended else row["planned_tokens"] for row in rows)

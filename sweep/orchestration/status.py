@@ -28,7 +28,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
             row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
     seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
     tuned = [row for row in plan.known_trials if is_tuned(row.policy)]
-    reported = {row.cell for row in tuned if row.stage == "report"}
+    reported = {row.cell for row in tuned if row.stage == "final"}
     target = plan.settings.target
     unreported = (folder.trial(str(row.id)) for row in tuned if row.cell not in reported)
     if any(is_complete(trial, target) for trial in unreported):

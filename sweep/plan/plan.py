@@ -32,7 +32,7 @@ class PlannedTrial(Settings):
     """One row of the plan. `id` and `learning_rate` are null until tuning decides them."""
 
     id: Annotated[str, Field(pattern=f"^{TRIAL_ID.pattern}$")] | None = None
-    stage: Literal["report", "tune"] = "report"
+    stage: Literal["final", "tune"] = "final"
     policy: str
     optimizer: str | None = None  # one of the sweep's; None: it has only one
     batch_size: int
@@ -205,7 +205,7 @@ def build_plan(
     sequence = experiment.tokens_per_sequence
     old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    reports = [row for row in old_rows if row.stage == "report"]
+    reports = [row for row in old_rows if row.stage == "final"]
     winners = {row.cell: row for row in reports if is_tuned(row.policy)}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
@@ -275,11 +275,11 @@ def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, .
 def reports_of(
     policy: Policy, rows: Iterable[PlannedTrial], cells: Collection[Cell]
 ) -> list[PlannedTrial]:
-    """Return the reporting trials of a policy, which a fixed rate is part of."""
+    """Return the final trials of a policy, which a fixed rate is part of."""
     return [
         row
         for row in rows
-        if row.stage == "report"
+        if row.stage == "final"
         and row.cell in cells
         and policy.is_policy_of(row.policy, row.learning_rate)
     ]

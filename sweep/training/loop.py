@@ -166,7 +166,7 @@ def train(
 
     progress.charge("training")
     ending = ending or "trained"
-    is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
+    is_kept = science.stage == "final" and config.execution.keep == "checkpoints"
     if is_kept and ending == "trained":
         store.save(step, progress, log)
     progress.charge("checkpoint")

@@ -46,8 +46,8 @@ class Result(BaseModel):
 
     id: str
     """First 12 hex digits of the sha256 over all settings that can change a result."""
-    stage: Literal["report", "tune"]
-    """`report`: compared; `tune`: used only to choose a learning rate."""
+    stage: Literal["final", "tune"]
+    """`final`: compared; `tune`: used only to choose a learning rate."""
     policy: str
     """Learning-rate policy: `fixed`, `sqrt:RATE@BATCH`, `linear:RATE@BATCH`, `tuned`."""
     batch_size: Annotated[int, Field(ge=1), Column("sequences")]

@@ -119,7 +119,7 @@ def _is_tuned(plan: Plan) -> bool:
 def _report(plan: Plan, rng: random.Random) -> list[Ended]:
     noise, failing = rng.choice([0.001, 0.01, 0.05]), rng.choice([0.0, 0.0, 0.1])
     gaps = {cell: rng.choice([0.0, 0.005, 0.02, 0.2]) for cell in plan.settings.cells}
-    rows = [row for row in plan.trials if row.policy != "tuned" and row.stage == "report"]
+    rows = [row for row in plan.trials if row.policy != "tuned" and row.stage == "final"]
     return [_end(row, 1.0 + gaps[row.cell], noise, failing, rng) for row in rows]
 
 
@@ -164,7 +164,7 @@ def _search_and_report(plan: Plan, rng: random.Random) -> list[Ended]:
         count = {"auto": 3}.get(str(plan.settings.seeds)) or int(plan.settings.seeds or 3)
         count = rng.choice([count, count, 5, 8, 20]) if plan.has_looks else count
         for seed in range(count):
-            row = template.model_copy(update={"stage": "report", "seed": seed})
+            row = template.model_copy(update={"stage": "final", "seed": seed})
             row = plan.with_rate(row, best[0].learning_rate or 1.0)
             end = _end(row, level, 0.0 if is_equal else noise, failing / 3, rng)
             results.append(end)

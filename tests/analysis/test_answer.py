@@ -34,7 +34,7 @@ def table(losses, noise=0.001, seeds=5, seconds=None, **changes):
             value = loss + 0.1 * (place / 2 * math.log(2)) ** 2 + noise * rng.normal()
             rows.append({**row, "batch_size": size, "final_valid_loss": value})
         for seed in range(seeds):
-            row = {"stage": "report", "seed": seed, "learning_rate": best, "batch_size": size}
+            row = {"stage": "final", "seed": seed, "learning_rate": best, "batch_size": size}
             row["seconds_training"] = (seconds or {}).get(size, 10.0) * (1 + 0.01 * seed)
             rows.append({**row, "final_valid_loss": loss + noise * rng.normal()})
     return pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE", **changes)
@@ -57,7 +57,7 @@ def test_the_fastest_within_the_tolerance_is_recommended():
 @pytest.mark.parametrize("times", [[10.0, 10.1, 20.0, 10.0, 10.0], [np.nan] * 5])
 def test_without_reliable_times_the_largest_within_the_tolerance_is_recommended(times):
     trials = table(CLOSE, noise=1e-4, seconds={2: 1.0, 4: 20.0})
-    is_it = (trials["batch_size"] == 2) & (trials["stage"] == "report")
+    is_it = (trials["batch_size"] == 2) & (trials["stage"] == "final")
     trials.loc[is_it, "seconds_training"] = times
     answer = sweep.answer(trials)
     assert answer.recommended == 4 and "times at batch size 2 were not" in answer.basis
@@ -80,7 +80,7 @@ def test_the_best_at_an_end_is_the_best_of_those_tried():
 
 def test_a_rate_that_gives_up_loss_is_corrected_and_named():
     trials = table({2: 1.0, 4: 1.001, 8: 1.5}, noise=1e-4)
-    is_it = (trials["batch_size"] == 2) & (trials["stage"] == "report")
+    is_it = (trials["batch_size"] == 2) & (trials["stage"] == "final")
     trials.loc[is_it, "learning_rate"] *= 2  # gives up 0.1·ln²2 = 0.048
     trials.loc[is_it, "final_valid_loss"] += 0.1 * math.log(2) ** 2
     answer = sweep.answer(trials)
@@ -126,8 +126,8 @@ def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written)
     [
         (lambda t: t.drop(columns="seed"), "column seed"),
         (lambda t: t.drop(columns="final_valid_loss"), "column final_valid_loss"),
-        (lambda t: t.assign(stage="train"), "column stage.*neither report nor tune, such as train"),
-        (lambda t: t.assign(stage=t["stage"].replace("report", "final")), "row 5 .its stage is"),
+        (lambda t: t.assign(stage="train"), "column stage.*neither final nor tune, such as train"),
+        (lambda t: t.assign(stage=t["stage"].replace("final", "train")), "row 5 .its stage is"),
         (lambda t: t.assign(policy=None), "policy must be a name"),
         (
             lambda t: t.assign(batch_size=t["batch_size"] / 4),
@@ -158,7 +158,7 @@ def test_a_table_that_cannot_be_read_as_a_whole_is_refused(change, says):
 
 def test_seeds_that_differ_by_rounding_only_say_nothing_about_the_error():
     trials = table(CLOSE)
-    is_it = trials["stage"] == "report"
+    is_it = trials["stage"] == "final"
     first = trials[is_it].groupby("batch_size")["final_valid_loss"].transform("first")
     trials.loc[is_it, "final_valid_loss"] = first
     answer = sweep.answer(trials)
@@ -173,7 +173,7 @@ def test_one_batch_size_has_no_answer():
 def test_seeds_that_differ_between_batch_sizes_count_as_looks():
     even = sweep.answer(table(CLOSE, seeds=5))
     trials = table(CLOSE, seeds=5)
-    is_late = (trials["stage"] == "report") & (trials["seed"] > 2)
+    is_late = (trials["stage"] == "final") & (trials["seed"] > 2)
     uneven = sweep.answer(trials[~(is_late & (trials["batch_size"] == 8))])
     widths = [a[2].gap_to_best[1] - a[2].gap_to_best[0] for a in (even, uneven)]
     assert widths[1] > widths[0]
@@ -181,7 +181,7 @@ def test_seeds_that_differ_between_batch_sizes_count_as_looks():
 
 def test_a_batch_size_without_common_seeds_makes_the_answer_provisional():
     trials = table(CLOSE)
-    trials.loc[(trials["batch_size"] == 8) & (trials["stage"] == "report"), "seed"] += 100
+    trials.loc[(trials["batch_size"] == 8) & (trials["stage"] == "final"), "seed"] += 100
     answer = sweep.answer(trials)
     assert answer.provisional and not answer.decided
     assert "Fewer than 3 seeds are common" in " ".join(describe(answer))
@@ -189,7 +189,7 @@ def test_a_batch_size_without_common_seeds_makes_the_answer_provisional():
 
 def test_why_an_answer_is_provisional_is_said_in_full():
     trials = table(CLOSE, seeds=2)
-    trials = trials[trials["stage"] == "report"].assign(policy="fixed", learning_rate=1e-3)
+    trials = trials[trials["stage"] == "final"].assign(policy="fixed", learning_rate=1e-3)
     answer = sweep.answer(trials)
     assert len(answer.reasons) == 2
     assert [line for line in describe(answer) if any(r in line for r in answer.reasons)] == [
@@ -310,7 +310,7 @@ def test_simulated_sweeps_are_answered_as_the_truth_has_it():
             expected = case.expected(np.full((5, 1), math.log(used)))[index, 0]
             reports = (expected + 0.002 * rng.normal(size=8)).tolist()
             kind = [("tune", 1000, *pair) for pair in tuned]
-            kind += [("report", seed, used, loss) for seed, loss in enumerate(reports)]
+            kind += [("final", seed, used, loss) for seed, loss in enumerate(reports)]
             names = ("stage", "seed", "learning_rate", "final_valid_loss")
             rows += [{**dict(zip(names, k, strict=True)), "batch_size": 2**index} for k in kind]
         answer = sweep.answer(pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE"))

@@ -717,7 +717,7 @@ VALUES = {
     "status": st.sampled_from(["finished", "preempted", "crashed", "", "PRUNED", "RUNNING"]),
     "seed": st.sampled_from(["0", "1", "2", ""]),
     "optimizer": st.sampled_from(["adamw", "sgd", ""]),
-    "stage": st.sampled_from(["report", "tune", "", "train"]),
+    "stage": st.sampled_from(["final", "report", "tune", "", "train"]),
     "accumulation": st.sampled_from(["1", "4", ""]),
 }
 BODIES = st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=8)
@@ -791,7 +791,7 @@ REPORTS = pd.DataFrame(
         for k, b in enumerate(SIZES)
         for s in range(3)
     ]
-).assign(stage="report", policy="mine", learning_rate=1e-3, state="COMPLETE")
+).assign(stage="final", policy="mine", learning_rate=1e-3, state="COMPLETE")
 
 
 @settings(deadline=None, max_examples=40)
@@ -841,7 +841,7 @@ TUNED = pd.concat(
 
 def test_a_rate_outside_of_those_tried_was_not_tuned():
     assert not sweep.answer(TUNED).provisional
-    is_it = (TUNED["batch_size"] == 8) & (TUNED["stage"] == "report")
+    is_it = (TUNED["batch_size"] == 8) & (TUNED["stage"] == "final")
     for rate in (8e-3, 1e-5):
         trials = TUNED.copy()
         trials.loc[is_it, "learning_rate"] = rate
@@ -879,7 +879,7 @@ def test_rows_of_other_models_or_epochs_are_refused(change):
         sweep.answer(TUNED.assign(**change))
 
 
-@pytest.mark.parametrize("stage", ["report", "tune"])
+@pytest.mark.parametrize("stage", ["final", "tune"])
 @pytest.mark.parametrize("state", ["PRUNED", "RUNNING", "FAILED", "preempted"])
 def test_a_loss_on_the_way_is_no_result(stage, state):
     tuning = REPORTS[REPORTS["seed"] == 0].assign(stage="tune", seed=1000)

@@ -347,7 +347,7 @@ def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():
     tuning = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.31, 1.3, 1.4), strict=True), seeds=1)
     tuning = [{**row, "stage": "tune", "steps": 7} for row in tuning]
     reported = clean_rows(final_valid_loss=lambda b: 1.5, best_valid_loss=None)
-    rows = [*tuning, *({**row, "stage": "report"} for row in reported)]
+    rows = [*tuning, *({**row, "stage": "final"} for row in reported)]
     assert find(rows) == ({}, {"best_of_evaluations": ("best_valid_loss",)})
 
 

@@ -54,7 +54,7 @@ def checked(tmp_path):
                 return change(row)
             ideal = 1e-3 * np.sqrt(row.batch_size / 16)  # as in the fake curves
             loss = losses[row.batch_size] + 0.05 * np.log2(row.learning_rate / ideal) ** 2
-            if row.stage == "report":
+            if row.stage == "final":
                 loss += shared[row.seed] + rng.normal(0, noise)
             return {"final_valid_loss": float(loss), "initial_train_loss": 6.3}
 
@@ -204,12 +204,12 @@ def test_a_rate_that_diverged_bounds_its_grid(checked):
 
 def test_a_diverged_report_is_counted_and_stops_the_claim(checked):
     def outcome(row):
-        is_it = (row.stage, row.batch_size, row.seed) == ("report", 64, 1)
+        is_it = (row.stage, row.batch_size, row.seed) == ("final", 64, 1)
         return "diverged" if is_it else "COMPLETE"
 
     result = checked(LOSSES, outcome=outcome)
     assert blocking(result) == {"diverged", "single_seed"}
-    assert find(result, "diverged").evidence.startswith("1 of 9 reporting trials")
+    assert find(result, "diverged").evidence.startswith("1 of 9 final trials")
     assert result.answer[64].mean is None and result.answer.provisional
     assert result.answer[4].gap_to_best[0] is not None  # the others are still compared
 

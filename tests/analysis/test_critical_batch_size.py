@@ -323,7 +323,7 @@ def test_higher_targets_are_read_from_the_same_trials(to_target):
 
 
 def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):
-    reached, sweep = to_target(pruned=lambda row: row.stage == "report" and row.seed == 2)
+    reached, sweep = to_target(pruned=lambda row: row.stage == "final" and row.seed == 2)
     assert reached.curve.trials["is_censored"].sum() == len(TARGET_SIZES)
     assert not reached.blocking, reached.failed
     write_trials_csv(sweep, tmp_path / "trials.csv")
@@ -331,7 +331,7 @@ def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):
 
 
 def test_without_any_crossing_there_is_no_curve_and_no_claim(to_target):
-    reached, sweep = to_target(pruned=lambda row: row.stage == "report")
+    reached, sweep = to_target(pruned=lambda row: row.stage == "final")
     assert reached.curve.fit is None and not states_the_critical_batch_size(sweep)
     assert "critical_batch_size" in {check.code for check in reached.failed}
     assert "target_not_reached" in blocking(reached)

@@ -183,7 +183,7 @@ def test_reading_never_imports_torch():
 
 def trial(batch, seed, loss, seconds=10.0, **more):
     row: dict[str, Any] = dict.fromkeys(TRIAL_COLUMNS, np.nan)
-    row |= {"stage": "report", "policy": "fixed", "state": "COMPLETE", "cause": None}
+    row |= {"stage": "final", "policy": "fixed", "state": "COMPLETE", "cause": None}
     row |= {"tokens": 6400, "steps": 100, "warmup_steps": 1, "learning_rate": 1e-3}
     row |= {"batch_size": batch, "seed": seed, "final_valid_loss": loss, "seconds_total": seconds}
     row |= {"final_train_loss": loss - 0.25, "peak_memory_bytes": 1000.0 + seed}

@@ -81,7 +81,7 @@ def check_proposal(path):
         return "reason" if is_open else "settled"
     assert sweep.plan.execution.microbatch_bound is None  # a bound makes a made-up sweep's misfit
     planned = plan_command(answer.settle, sweep)
-    reports = [row for row in planned.command_rows().trials if row.stage == "report"]
+    reports = [row for row in planned.command_rows().trials if row.stage == "final"]
     assert len({row.tokens for row in reports}) == 1 or sweep.plan.settings.target is not None
     assert {row.batch_size for row in reports} >= {row.batch_size for row in answer.batch_sizes}
     rows = rows_to_run(planned)
@@ -285,7 +285,7 @@ def test_seeds_that_give_equal_results_are_named_as_the_reason(tmp_path):
     plan = write_clear_sweep(tmp_path / "s", {4: 1.0, 16: 1.001})
     for row in plan.trials:
         trial = SweepFolder(tmp_path / "s").trial(row.id)
-        if row.stage == "report":
+        if row.stage == "final":
             write_json(trial.result_path, read_json(trial.result_path) | {"final_valid_loss": 1.5})
     answer = load_sweep(tmp_path / "s").answer()
     assert answer.provisional and answer.settle is None

@@ -66,7 +66,7 @@ def test_the_ranking_is_the_same_another_or_undecided(second, is_same, says):
 def test_a_batch_size_at_which_an_optimizer_diverged_leaves_the_ranking_open():
     trials = tables(adamw=BETTER, muon=WORSE)
     is_lost = (trials["optimizer"] == "muon") & (trials["batch_size"] == 8)
-    is_lost &= (trials["stage"] == "report") & (trials["seed"] == 0)
+    is_lost &= (trials["stage"] == "final") & (trials["seed"] == 0)
     trials.loc[is_lost, ["state", "cause"]] = "FAILED", "diverged"
     made = sweep.answer(trials)
     assert made.optimizers.is_same is None
@@ -90,7 +90,7 @@ def test_the_scope_names_all_optimizers():
 def test_an_optimizer_with_too_few_results_is_named_and_makes_the_answer_provisional():
     trials = tables(adamw=BETTER, muon=WORSE)
     is_lost = (trials["optimizer"] == "muon") & (trials["batch_size"] > 2)
-    trials = trials[~(is_lost & (trials["stage"] == "report"))]
+    trials = trials[~(is_lost & (trials["stage"] == "final"))]
     made = sweep.answer(trials)
     assert made.provisional and made.optimizers.answers == []
     assert "Fewer than two batch sizes have results with muon." in " ".join(describe(made))
@@ -98,7 +98,7 @@ def test_an_optimizer_with_too_few_results_is_named_and_makes_the_answer_provisi
 
 def test_the_ranking_at_rates_that_were_not_tuned_is_one_at_these_rates():
     trials = tables(adamw=BETTER, muon=WORSE)
-    reports = trials[trials["stage"] == "report"].assign(policy="fixed", learning_rate=1e-3)
+    reports = trials[trials["stage"] == "final"].assign(policy="fixed", learning_rate=1e-3)
     text = " ".join(describe(sweep.answer(reports)))
     assert "At batch size 4 and these rates, adamw is better than muon" in text
     assert "these rates" not in " ".join(describe(sweep.answer(trials)))

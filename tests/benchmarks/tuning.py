@@ -3,7 +3,7 @@
     python tests/benchmarks/tuning.py results/published/tuning-cost
 
 Tunes `quick` at three batch sizes. Then trains the rate used and every rate that was tried with the
-full budget on every reporting seed, and compares them. Takes some minutes on a CPU.
+full budget on every final seed, and compares them. Takes some minutes on a CPU.
 """
 
 import json
@@ -32,13 +32,13 @@ def tune(folder: SweepFolder) -> None:
 
 
 def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
-    """Train every rate of the sweep on each reporting seed, with the full budget."""
+    """Train every rate of the sweep on each final seed, with the full budget."""
     plan = load_sweep(tuned.path).plan
-    seeds = sorted({row.seed for row in plan.trials if row.stage == "report"})
+    seeds = sorted({row.seed for row in plan.trials if row.stage == "final"})
     rows = {}
     for row in plan.trials:
         for seed in seeds:
-            report = row.model_copy(update={"stage": "report", "seed": seed})
+            report = row.model_copy(update={"stage": "final", "seed": seed})
             trial = plan.with_rate(report, float(row.learning_rate or 0))
             rows[str(trial.id)] = trial
     grid = plan.model_copy(update={"trials": tuple(rows.values())})
@@ -53,7 +53,7 @@ def compare(tuned: Path, grid: Path) -> dict[str, Any]:
     tokens, rows = 0, []
     for batch, trials in searched.trials.groupby("batch_size"):
         stages = trials.groupby("stage")["learning_rate"].unique()
-        used, tried = float(stages["report"][0]), stages["tune"]
+        used, tried = float(stages["final"][0]), stages["tune"]
         losses = by_seed[batch]
         best = float(losses[tried].mean().idxmin())
         paired = losses[used] - losses[best]

@@ -191,7 +191,7 @@ def test_a_tuned_sweep_over_a_command_is_answered_reported_and_mirrored(call, sc
     folder = tmp_path / "results/train"
     table = pd.read_csv(folder / "trials.csv")
     assert set(table["state"]) == {"COMPLETE"}  # a command cannot pause to be pruned
-    assert (table["stage"] == "report").sum() == 6 and (table["stage"] == "tune").sum() >= 10
+    assert (table["stage"] == "final").sum() == 6 and (table["stage"] == "tune").sum() >= 10
     absent = ["beta2", "weight_decay", "warmup_steps", "parameters", "optimizer", "epochs"]
     assert table[absent].isna().all(axis=None)
     answer = json.loads((folder / "answer.json").read_text())

@@ -88,7 +88,7 @@ def test_tuned_is_planned_with_rates_to_come_in_the_dimensions_asked_for(call):
     plan = json.loads(out)
     trials = [(t["stage"], t["tokens"], t["learning_rate"] is None) for t in plan["trials"]]
     assert code == 0 and plan["settings"]["tuning"]["dimensions"] == ["lr", "weight_decay"]
-    assert set(trials) == {("tune", 49152, False), ("report", 196_608, True)}
+    assert set(trials) == {("tune", 49152, False), ("final", 196_608, True)}
 
 
 def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):

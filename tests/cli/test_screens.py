@@ -322,7 +322,7 @@ def test_the_time_left_counts_trials_whose_rate_is_not_known_yet(tmp_path, monke
     display.update()
     assert "70%, 5 of at least 8 trials have ended" in capsys.readouterr().err
     rows[1].update(state="COMPLETE", tokens=100)
-    rows += [{**rows[0], "id": name, "stage": "report"} for name in "cd"]
+    rows += [{**rows[0], "id": name, "stage": "final"} for name in "cd"]
     now[0] = 400.0
     with display:
         pass

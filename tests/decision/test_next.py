@@ -79,5 +79,5 @@ def test_a_rate_on_fewer_tokens_counts_only_if_it_diverged():
         TrialRecord(early[1], State.FAILED, Cause.DIVERGED, math.inf),
         ended(tuning[2], 1.0),
     ]
-    report = next(row for row in plan.trials if row.stage == "report" and row.batch_size == 4)
+    report = next(row for row in plan.trials if row.stage == "final" and row.batch_size == 4)
     assert tuning_records(records, report) == records[1:]

@@ -19,7 +19,7 @@ CASES = ["locked", *WRONG_BYTES]
 def folders(tmp_path_factory):
     """A sweep that is interrupted while it tunes, and what an undisturbed one gives."""
     whole = tune_in(tmp_path_factory.mktemp("whole") / "sweep")
-    rows = [*rows_of(whole, "tune"), *rows_of(whole, "report")]
+    rows = [*rows_of(whole, "tune"), *rows_of(whole, "final")]
     cut = tune_in(tmp_path_factory.mktemp("cut") / "sweep", stop_at=8)
     return cut.folder.path, reported_rates(whole), losses_of(whole, rows)
 
@@ -39,7 +39,7 @@ def test_a_database_of_studies_decides_nothing(folders, tmp_path, caplog, count,
         damage(path, fault, random.Random(fault))
     again = tune_in(folder.path)
     assert again.exit_code == 0 and reported_rates(again) == rates
-    assert losses_of(again, [*rows_of(again, "tune"), *rows_of(again, "report")]) == losses
+    assert losses_of(again, [*rows_of(again, "tune"), *rows_of(again, "final")]) == losses
     if fault in ("locked", "truncated", "zeros", "junk"):
         assert ("locked" if fault == "locked" else "damaged") in caplog.text
     storage = f"sqlite:///{path}"

@@ -78,7 +78,7 @@ def test_ranks_swap_where_theory_says(swapped):
         rows = trials[(trials["optimizer"] == name) & (trials["batch_size"] == size)]
         losses = {r: expected_loss(size, r, INVERSES[name]) for r in rows["learning_rate"].unique()}
         theory[name, size] = min(losses.values())
-        reports = rows[rows["stage"] == "report"]
+        reports = rows[rows["stage"] == "final"]
         used = losses[reports["learning_rate"].iloc[0]]
         assert reports["final_valid_loss"].mean() == pytest.approx(used, rel=0.15)
         assert used < 1.02 * theory[name, size]
@@ -101,7 +101,7 @@ def test_each_optimizer_is_tuned_at_each_batch_size_by_as_many_trials(swapped):
     rows = load_plan(swapped.folder).trials
     tuned = Counter(row.cell for row in rows if row.stage == "tune")
     assert tuned.keys() == {*product(INVERSES, (16, 128))} and len({*tuned.values()}) == 1
-    rates = {(row.cell, row.learning_rate) for row in rows if row.stage == "report"}
+    rates = {(row.cell, row.learning_rate) for row in rows if row.stage == "final"}
     assert len(rates) == 4
     storage = f"sqlite:///{swapped.folder.path}/optuna.db"
     studies = optuna.get_all_study_names(storage)

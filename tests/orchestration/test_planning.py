@@ -152,7 +152,7 @@ def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_token
     monkeypatch.setattr(costs, "find_prepared", lambda *_: text)
     estimated = costs.estimate(planned).plan
     seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
-    assert seconds["report"] == pytest.approx(4 * seconds["tune"])
+    assert seconds["final"] == pytest.approx(4 * seconds["tune"])
     assert estimated.forecast_factor == UNCERTAIN and estimated.epochs == 196_608 / 6400
 
 

@@ -97,7 +97,7 @@ def losses_of(summary, rows):
 
 
 def reported_rates(summary):
-    return {row.batch_size: row.learning_rate for row in rows_of(summary, "report")}
+    return {row.batch_size: row.learning_rate for row in rows_of(summary, "final")}
 
 
 def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(whole):
@@ -112,7 +112,7 @@ def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(
         index = ordered.index(best)
         assert 0 < index < len(ordered) - 1, "strictly inside"
         assert None not in losses_of(whole, ordered[index - 1 : index + 2]).values()
-        reports = rows_of(whole, "report", batch)
+        reports = rows_of(whole, "final", batch)
         assert [row.seed for row in reports] == [0, 1]
         (rate,) = {row.learning_rate for row in reports}
         assert ordered[index - 1].learning_rate < rate < ordered[index + 1].learning_rate
@@ -141,7 +141,7 @@ def test_a_finished_tuned_sweep_is_recognised(whole):
     planned = make_plan(Request(load_experiment("quadratic", SMALL), ON_CPU, whole.folder))
     summary = finished_summary(planned)
     assert summary is not None and summary.exit_code == 0
-    assert len(summary.states) == len(rows_of(whole, "report"))
+    assert len(summary.states) == len(rows_of(whole, "final"))
 
 
 def test_an_interrupted_sweep_continues_as_if_it_had_not_been(whole, tune):
@@ -234,7 +234,7 @@ def test_more_seeds_and_batch_sizes_leave_decided_rates_alone(whole, tune, tmp_p
     shutil.copytree(whole.folder.path, tmp_path / "sweep")
     grown = tune(seeds=3, batches="8,16,32")
     assert grown.exit_code == 0
-    assert Counter(row.batch_size for row in rows_of(grown, "report")) == {8: 3, 16: 3, 32: 3}
+    assert Counter(row.batch_size for row in rows_of(grown, "final")) == {8: 3, 16: 3, 32: 3}
     assert reported_rates(grown).items() > reported_rates(whole).items()
     tuned = {row.id for row in rows_of(whole, "tune")}
     assert {row.batch_size for row in rows_of(grown, "tune") if row.id not in tuned} == {8}
@@ -250,7 +250,7 @@ def test_more_dimensions_are_searched_together(tune):
     losses = losses_of(summary, rows)
     best = min((row for row in rows if losses[row.id]), key=lambda row: losses[row.id])
     (reported,) = {
-        (row.learning_rate, row.beta2, row.weight_decay) for row in rows_of(summary, "report")
+        (row.learning_rate, row.beta2, row.weight_decay) for row in rows_of(summary, "final")
     }
     assert reported[1:] == (best.beta2, best.weight_decay)
     assert best.learning_rate / 2 < reported[0] < best.learning_rate * 2
@@ -258,7 +258,7 @@ def test_more_dimensions_are_searched_together(tune):
 
 def test_if_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune, faulty):
     summary = tune(batches="16", workload="faulty:NeverFinite")
-    assert summary.exit_code == 0 and not rows_of(summary, "report")
+    assert summary.exit_code == 0 and not rows_of(summary, "final")
     assert {status.cause for status in summary.states.values()} == {Cause.DIVERGED}
     assert len(rows_of(summary, "tune")) == 5 + EXTENSIONS
     text = write_report(summary.folder.path).read_text()
@@ -314,7 +314,7 @@ def test_at_the_cap_a_trial_is_complete_and_censored(reach):
 
 def test_a_target_out_of_reach_leaves_a_report_that_says_so(reach):
     summary = reach(lr="tuned", target=1e-6, budget=512 * 10, tuning={"centre": 0.5})
-    assert not [row for row in load_plan(summary.folder).trials if row.stage == "report"]
+    assert not [row for row in load_plan(summary.folder).trials if row.stage == "final"]
     text = write_report(summary.folder.path).read_text()
     assert "Nothing can be compared" in text
 
@@ -381,7 +381,7 @@ def test_the_known_critical_batch_size_is_measured(reach):
 def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(reach):
     settings = {"batches": "32", "budget": 32 * 100, "evaluation": {"points": 50}}
     summary = reach(lr="tuned", tuning={"centre": 0.02}, **settings)
-    rows = [row for row in load_plan(summary.folder).trials if row.stage == "report"]
+    rows = [row for row in load_plan(summary.folder).trials if row.stage == "final"]
     assert len(rows) == 2 and all(row.learning_rate > 0.25 for row in rows)
     assert summary.exit_code == 0
 

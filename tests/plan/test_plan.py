@@ -69,13 +69,13 @@ def test_seeds_default_to_one_at_a_fixed_rate_and_three_otherwise(other, count):
     assert {row.seed for row in make(**other).trials} == set(range(count))
 
 
-def test_tuned_lists_five_rates_and_reporting_trials_without_id():
+def test_tuned_lists_five_rates_and_final_trials_without_id():
     plan = make(lr="tuned")
     tuning = [row for row in plan.trials if row.stage == "tune"]
-    reporting = [row for row in plan.trials if row.stage == "report"]
+    finals = [row for row in plan.trials if row.stage == "final"]
     assert len(tuning) == 2 * 5 and {row.seed for row in tuning} == {1000}
     assert all(row.id for row in tuning)
-    assert [(row.id, row.learning_rate) for row in reporting] == [(None, None)] * 6
+    assert [(row.id, row.learning_rate) for row in finals] == [(None, None)] * 6
     centre = tuning[0].learning_rate
     assert [row.learning_rate / centre for row in tuning[:5]] == [1, 0.5, 2, 0.25, 4]
 

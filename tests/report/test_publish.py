@@ -138,7 +138,7 @@ def test_a_missed_target_without_its_bound_prevents_the_fit(tmp_path):
     path = tmp_path / "s"
     write_fake_sweep(path, lrs=("tuned",), target=2.5, seeds=3, batches="4,16,64")
     record_crossings(path)
-    trial = next(t for t in SweepFolder(path).trials() if t.read_result().stage == "report")
+    trial = next(t for t in SweepFolder(path).trials() if t.read_result().stage == "final")
     write_json(trial.result_path, read_json(trial.result_path) | {"tokens_to_target": None})
     publish(path, tmp_path / "published")
     (tmp_path / "published" / CURVES).unlink()

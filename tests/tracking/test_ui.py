@@ -66,7 +66,7 @@ def server_that_says(version: str) -> Iterator[str]:
         server.shutdown()
 
 
-def test_the_view_shows_the_reporting_trials_of_this_sweep_by_batch_size(sweep):
+def test_the_view_shows_the_final_trials_of_this_sweep_by_batch_size(sweep):
     sweep.train(0, 3)
     sweep.sync()
     view = view_of(sweep)
@@ -119,7 +119,7 @@ def test_only_a_server_that_reads_the_view_is_asked_for_it(sweep, version, has_v
     assert page == f"{address}/#/experiments/{experiment_of(sweep).experiment_id}/runs"
     assert (query["compareRunsMode"], query["workflowType"]) == ("CHART", "machine_learning")
     uid = sweep.plan.sweep_uid
-    own = {"searchFilter": f"tags.`sweep.uid` = '{uid}' AND params.stage = 'report'"}
+    own = {"searchFilter": f"tags.`sweep.uid` = '{uid}' AND params.stage = 'final'"}
     assert query.items() >= ({"viewStateShareKey": uid} if has_view else own).items()
 
 
@@ -200,10 +200,10 @@ def test_the_whole_server_ends_with_the_command(sweep, tmp_path, request, number
 @pytest.mark.browser
 def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_path, browser):
     sweep.grow(seeds=2)
-    reporting = sweep.plan.known_trials
+    finals = sweep.plan.known_trials
     rates = {"id": "a" * 12, "stage": "tune", "seed": 1000, "learning_rate": 2e-3}
-    tune = reporting[0].model_copy(update=rates)
-    sweep.set_plan(sweep.plan.model_copy(update={"trials": (*reporting, tune)}))
+    tune = finals[0].model_copy(update=rates)
+    sweep.set_plan(sweep.plan.model_copy(update={"trials": (*finals, tune)}))
     for index in range(len(sweep.ids)):
         sweep.train(index, 12)
     sweep.sync()
@@ -221,14 +221,14 @@ def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_pa
         traces = [trace for trace in plot["traces"] if len(trace["color"]) == len("#rrggbb")]
         drawn = [(t["color"], list(zip(t["x"], t["y"], strict=True))) for t in traces]
         curves = []
-        for row in reporting:
+        for row in finals:
             lines = read_metrics(sweep.folder.trial(str(row.id)).metrics_path)
             points = [(line["tokens"], line[metric]) for line in lines if metric in line]
             curves.append((colors[row.batch_size], points))
         assert sorted(drawn) == sorted(curves)
     (dots,) = plots[2]["traces"]
     assert (plots[2]["x"], plots[2]["y"]) == ("batch_size", "final/valid_loss")
-    final = [(row.batch_size, 2 / 3 + index) for index, row in enumerate(reporting)]
+    final = [(row.batch_size, 2 / 3 + index) for index, row in enumerate(finals)]
     assert sorted(zip(dots["x"], dots["y"], strict=True)) == sorted(final)
     assert [text.count(f"Group: {size}") for size in colors] == [1, 1, 1]
     assert "tune:" not in text and "You're viewing a shared view" in text

@@ -176,7 +176,7 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict | Not
     if not untuned:
         return Verdict(evidence)
     if any(rate.batch_size in untuned for rate in table.rates):
-        evidence += " Some reporting trials have a rate outside of those tried at their batch size."
+        evidence += " Some final trials have a rate outside of those tried at their batch size."
     evidence += " A worse result may only show that the rate suits a batch size less."
     return Verdict(evidence, batch_sizes=untuned, remedy=table.tuning_command)
 
@@ -248,9 +248,7 @@ def _describe_rates(rate: TunedRate) -> str:
 
 @check(
     needs=("policy",),
-    condition=(
-        "No tuning trial failed, and the best rates ran on the tokens of the reporting trials."
-    ),
+    condition=("No tuning trial failed, and the best rates ran on the tokens of the final trials."),
     remedy=(
         "Run the same command again. If the best rates still ran on fewer tokens, tune at the full "
         "budget (without --tune-budget), in another --out."
@@ -474,7 +472,7 @@ def _ranking(sizes: pd.Series, losses: pd.Series) -> str:
 
 @check(
     needs=("outcome",),
-    condition="Every reporting trial has a result.",
+    condition="Every final trial has a result.",
     remedy=(
         "Train the missing trials: run the same command again. If memory ran out, use smaller "
         "microbatches and gradient accumulation; if training diverged, use a lower rate."
@@ -506,21 +504,21 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 @check(
     needs=("cause",),
-    condition="No reporting trial diverged.",
+    condition="No final trial diverged.",
     remedy="Use a lower rate (--lr), a longer warmup or a lower clip.",
     blocks_claims=True,
 )
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    """Fail if a reporting trial diverged."""
+    """Fail if a final trial diverged."""
     is_tuning = table.rows["stage"] == "tune"
     reporting = table.rows[~is_tuning]
     tuning = table.rows[is_tuning]
     counts = [
         f"{trials['has_diverged'].sum()} of {len(trials)} {stage} trials"
-        for stage, trials in (("reporting", reporting), ("tuning", tuning))
+        for stage, trials in (("final", reporting), ("tuning", tuning))
         if len(trials)
     ]
-    blamed = reporting["batch_size"][reporting["has_diverged"]]
+    blamed = final["batch_size"][reporting["has_diverged"]]
     return Verdict(f"{' and '.join(counts)} diverged.", batch_sizes=blamed)
 
 
