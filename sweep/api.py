@@ -63,9 +63,9 @@ def run_planned(
     """Run the trials of a plan with a display of progress, and write the report."""
     folder = planned.request.folder
     is_open = planned.is_tuned or planned.adds_seeds
-    reports = sum(row.stage == "final" for row in planned.plan.trials) if is_open else 0
+    finals = sum(row.stage == "final" for row in planned.plan.trials) if is_open else 0
     ids = None if is_open else planned.requested
-    with Progress(folder, ids, is_quiet, reports) as progress:
+    with Progress(folder, ids, is_quiet, finals) as progress:
         return run_plan(
             planned,
             retried_causes=retried_causes,

@@ -191,19 +191,19 @@ class Ranking:
 
 
 def decide_trials(
-    reports: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate]
+    finals: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate]
 ) -> tuple[pd.Index, Decision] | None:
     """Decide about labels and batch sizes together; None if fewer than two can be compared.
 
-    `reports` has a row per trial that ended: label, batch_size, seed, learning_rate and value,
+    `finals` has a row per final trial that ended: label, batch_size, seed, learning_rate and value,
     which is better if it is less, and infinite if the trial diverged.
     """
     keys = ["label", "batch_size"]
-    table = reports.pivot_table("value", keys, "seed", dropna=False).dropna(how="all")
+    table = finals.pivot_table("value", keys, "seed", dropna=False).dropna(how="all")
     if (~np.isinf(table).any(axis=1)).sum() < 2:
         return None
-    used = reports.groupby(keys)["learning_rate"].first().reindex(table.index)
-    has_looks = reports["has_looks"].astype(str).eq("True").any()
+    used = finals.groupby(keys)["learning_rate"].first().reindex(table.index)
+    has_looks = finals["has_looks"].astype(str).eq("True").any()
     looks = LOOKS if has_looks or table.notna().sum(axis=1).nunique() > 1 else ()
     untuned, points = rate_points({}), None
     if rates:
@@ -215,7 +215,7 @@ def decide_trials(
 
 def build_answer(
     policy: str,
-    reports: pd.DataFrame,
+    finals: pd.DataFrame,
     made: Decision,
     objective: Objective,
     reasons: Sequence[str] = (),
@@ -223,9 +223,9 @@ def build_answer(
     optimizer: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
-    sizes = sorted({*reports["batch_size"].astype(int)})
+    sizes = sorted({*finals["batch_size"].astype(int)})
     rows = [
-        _describe_size(index, reports[reports["batch_size"] == size], made, objective)
+        _describe_size(index, finals[finals["batch_size"] == size], made, objective)
         for index, size in enumerate(sizes)
     ]
     recommended, basis = _recommend(rows, made, objective)

@@ -13,7 +13,7 @@ from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
 
 from sweep.analysis.answer import typical_time
-from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, report_trials
+from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, final_trials
 from sweep.decision.curves import Floats
 from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens, smoothed
@@ -102,7 +102,7 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     target = target or own_target
     assert target is not None
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
-    trials, rows = report_trials(sweep.trials), []
+    trials, rows = final_trials(sweep.trials), []
     for row in trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("records"):
         seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
         row |= {"is_censored": False, "is_early": False, "interpolation_error": math.nan}
@@ -369,7 +369,7 @@ def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
     names = {"noise/trace": "trace", "noise/square": "square"}
     if not set(names) <= set(sweep.curves):
         return
-    trials = report_trials(sweep.trials)[["id", "seed", *CELL]]
+    trials = final_trials(sweep.trials)[["id", "seed", *CELL]]
     measured = sweep.curves.rename(columns=names)[["id", "tokens", "trace", "square"]].dropna()
     measured = measured.astype({"id": object}).merge(trials, on="id")
     measured = measured.sort_values(["seed", "tokens"])

@@ -251,8 +251,8 @@ def write_curves_csv(sweep: SweepTables, path: Path) -> None:
     objective = sweep.plan.settings.evaluated.curve
     reported = dict.fromkeys([*REPORTED_METRICS, objective])
     metrics = [name for name in reported if name in sweep.curves]
-    reports = sweep.trials["id"][sweep.trials["stage"] == "final"]
-    is_read = sweep.curves["id"].isin(reports) & sweep.curves[metrics].notna().any(axis=1)
+    finals = sweep.trials["id"][sweep.trials["stage"] == "final"]
+    is_read = sweep.curves["id"].isin(finals) & sweep.curves[metrics].notna().any(axis=1)
     table = sweep.curves.loc[is_read, ["id", "step", "tokens", *metrics]]
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
@@ -420,7 +420,7 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
     return [", ".join(map(str, pair)) for pair in zip(trials["optimizer"], names, strict=True)]
 
 
-def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
+def final_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the final trials with their policy's label, in the plan's order."""
     return trials.assign(label=policy_labels)[trials["stage"] == "final"]
 
@@ -431,13 +431,13 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     `spread`, `least` and `largest` are of the objective. `is_comparable`: every planned seed is
     complete, or was pruned on the way to a target.
     """
-    reports = report_trials(trials)
+    finals = final_trials(trials)
     ends = {"COMPLETE": "complete", "FAILED": "failed", "PRUNED": "pruned"}
-    outcome = reports["state"].map(ends).fillna("unfinished")
-    outcome = outcome.mask(reports["cause"] == "diverged", "diverged")
-    reports = reports.assign(planned=1, **{name: outcome == name for name in COUNTS[1:]})
-    groups = reports.groupby(CELL_KEYS, sort=False)
-    done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
+    outcome = finals["state"].map(ends).fillna("unfinished")
+    outcome = outcome.mask(finals["cause"] == "diverged", "diverged")
+    finals = finals.assign(planned=1, **{name: outcome == name for name in COUNTS[1:]})
+    groups = finals.groupby(CELL_KEYS, sort=False)
+    done = finals[finals["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
     columns = list(dict.fromkeys([*MEANS, objective.name, *other_metrics(trials, objective)]))
     means = done[columns].agg(pd.Series.mean, skipna=False)
@@ -449,7 +449,7 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     cells["order"] = pd.factorize(cells["label"])[0]
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
-    # A report is pruned only on the way to a target: it is a bound, which is data too.
+    # A final trial is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells[objective.name])
     return cells
@@ -462,7 +462,7 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     Estimate of their paired difference, or None below two seeds.
     """
     last = {trial: -float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
-    trials = report_trials(sweep.trials)
+    trials = final_trials(sweep.trials)
     trials["start"] = -trials["initial_valid_loss"].astype(float)
     trials["end"] = trials["id"].map(last).astype(float)
     if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:

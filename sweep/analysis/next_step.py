@@ -144,13 +144,13 @@ class _Search:
     def _resume(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose the same command if trials are open, or a batch size has no rate yet."""
         rows = self._tuned_rows()
-        reports = [row for row in rows if row.stage == "final"]
+        finals = [row for row in rows if row.stage == "final"]
         is_open = any(record.is_open for record in self.records if record.row in rows)
         cells = {(row.optimizer, size) for row in rows for size in sizes}
-        unreported = cells - {row.cell for row in reports}
+        unreported = cells - {row.cell for row in finals}
         if not is_open and all(map(self._has_no_rate, unreported)):
             return None
-        most = max((row.seed + 1 for row in reports), default=LEAST_SEEDS)
+        most = max((row.seed + 1 for row in finals), default=LEAST_SEEDS)
         seeds = "auto" if self.plan.has_looks or most < LEAST_SEEDS else most
         for count in dict.fromkeys([seeds, "auto"]):
             changes = {
@@ -179,7 +179,7 @@ class _Search:
         return lowest <= centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
 
     def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
-        """Propose a new search, around other rates or on the tokens of the reports."""
+        """Propose a new search, around other rates or on the tokens of the final trials."""
         changes = dict[str, Any]()
         is_at_edge = "learning_rate_at_edge" in tuned.codes
         is_early = any(not rate.is_full for rate in tuned.rates)

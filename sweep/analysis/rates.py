@@ -20,7 +20,7 @@ class TunedRate:
     # learning_rate, seed, state and value (inf: diverged, target not reached; NaN: pruned), by rate
     trials: pd.DataFrame
     points: RatePoints  # those next to the best rate
-    is_full: bool  # whether the trials had as many tokens as the reports
+    is_full: bool  # whether the trials had as many tokens as the final ones
     tried: int  # trials of this batch size in all
 
     @property
@@ -69,14 +69,14 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
         trials = trials[trials["batch_size"].isin(counts.index[counts > 1])]
     rates = []
     for batch_size, group in trials.groupby("batch_size"):
-        reports = rows[~is_tuning & (rows["batch_size"] == batch_size)]
+        finals = rows[~is_tuning & (rows["batch_size"] == batch_size)]
         has_no_value = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
         ended = group[~has_no_value]
         most = group["token_budget"].max()
         if has_stage:
             is_told = tells_of_budget(ended["token_budget"], most, ended["has_diverged"])
             ended = ended[is_told | ended["token_budget"].isna()]
-        winners = reports if len(reports) else ended[~ended["is_failed"]]
+        winners = finals if len(finals) else ended[~ended["is_failed"]]
         if has_stage and is_own and len(winners):
             best = winners.iloc[winners["value"].fillna(math.inf).to_numpy().argmin()]
             for name in ("adam_beta2", "weight_decay"):
@@ -95,7 +95,7 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
                 batch_size=int(group["batch_size"].iloc[0]),
                 trials=table.sort_values(["learning_rate", "seed"], ignore_index=True),
                 points=rate_points(tried),
-                is_full=not (has_stage and reports["token_budget"].max() > most),
+                is_full=not (has_stage and finals["token_budget"].max() > most),
                 tried=len(group),
             )
         )

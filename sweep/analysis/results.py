@@ -331,11 +331,11 @@ def judge_trials(
     about: dict[str, tuple[list[str], str]] = {}
     tuning_command = (answering_command(plan) if plan else None) or ""
     has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
-    reports = rows[(rows["stage"] == "final") & has_ended]
-    reports = reports.dropna(subset=["value"])
+    finals = rows[(rows["stage"] == "final") & has_ended]
+    finals = finals.dropna(subset=["value"])
     if objective.is_ratio:  # without the time from the target to the last evaluation
-        share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
-        reports["seconds_training"] *= share.fillna(1.0)
+        share = np.exp(finals["value"]) / finals["token_budget"].astype(float)
+        finals["seconds_training"] *= share.fillna(1.0)
     has_optimizers = rows["optimizer"].nunique() > 1
     for label, own in rows.groupby("label", sort=False):
         table, curve = prepare(own), None
@@ -373,35 +373,35 @@ def judge_trials(
             reasons.append(UNCHECKED)
         about[result.label] = reasons, scope_of(trials, result.label, plan)
         by_policy.setdefault(result.policy, []).append(result)
-    decided = (_decide_policy(own, reports, objective, about) for own in by_policy.values())
+    decided = (_decide_policy(own, finals, objective, about) for own in by_policy.values())
     return [result for results in decided for result in results]
 
 
-def _rates_of_reports(
-    results: list[PolicyResult], reports: pd.DataFrame
+def _rates_of_finals(
+    results: list[PolicyResult], finals: pd.DataFrame
 ) -> dict[tuple[str, int], TunedRate]:
     """Return the tuned rates by label and batch size, if the final trials used one of them."""
-    used = reports.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
+    used = finals.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
     rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
     return {cell: rate for cell, rate in rates.items() if rate.covers(used.get(cell, math.nan))}
 
 
 def _decide_policy(
-    results: list[PolicyResult], reports: pd.DataFrame, objective: Objective, about: dict[str, Any]
+    results: list[PolicyResult], finals: pd.DataFrame, objective: Objective, about: dict[str, Any]
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
-    reports = reports[reports["label"].isin([result.label for result in results])]
-    rates = _rates_of_reports(results, reports)
-    if (decided := decide_trials(reports, rates)) is None:
+    finals = finals[finals["label"].isin([result.label for result in results])]
+    rates = _rates_of_finals(results, finals)
+    if (decided := decide_trials(finals, rates)) is None:
         return results
     (cells, made), answered = decided, []
     for index, (result, label) in enumerate([(result, result.label) for result in results]):
-        decision, own = made.of(slice(*cells.slice_locs(label, label))), reports["label"] == label
+        decision, own = made.of(slice(*cells.slice_locs(label, label))), finals["label"] == label
         if np.isfinite(decision.mean).sum() > 1:
             reasons, scope = about[label]
             answer = build_answer(
                 label,
-                reports[own],
+                finals[own],
                 decision,
                 objective,
                 reasons,
@@ -453,10 +453,10 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
-    reports = frames.report_trials(sweep.trials)
-    complete = reports[reports["state"] == "COMPLETE"]
+    finals = frames.final_trials(sweep.trials)
+    complete = finals[finals["state"] == "COMPLETE"]
     if complete.empty:
-        states = reports["cause"].fillna(reports["state"]).fillna("unknown").value_counts()
+        states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
         is_tuning = (sweep.trials["stage"] == "tune").any()
         none = f"{'the rates are not tuned' if is_tuning else 'no trial is planned'} yet"
@@ -481,8 +481,8 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
     own = trials.assign(label=frames.policy_labels)
     own = own[own["label"] == label]
-    reports, tuned = (own[own["stage"] == stage] for stage in ("final", "tune"))
-    names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
+    finals, tuned = (own[own["stage"] == stage] for stage in ("final", "tune"))
+    names, tokens, parts, unit = ["lr"], finals["tokens"].max(), [], "tokens"
     if plan:
         settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.token_unit
         names = [*settings.tuning.dimensions]
@@ -491,9 +491,9 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
             parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
             parts.append(f"optimizer {join(settings.optimizer_names)}")
             parts.append(f"{settings.schedule.name} schedule")
-    has_target = bool(reports["target"].notna().any())
+    has_target = bool(finals["target"].notna().any())
     if has_target:
-        parts.append(f"target {reports['target'].max():g}")
+        parts.append(f"target {finals['target'].max():g}")
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
     if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():
@@ -501,7 +501,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
         text = f"{' and '.join(names)} tuned by {counts} trials"
         budget = plan.settings.tuning.budget if plan else None
         parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
-    seeds = frames.format_range(reports.groupby("batch_size")["seed"].nunique())
+    seeds = frames.format_range(finals.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"

@@ -228,12 +228,12 @@ def _undivided_batches(plan: Plan) -> str:
 
 def _about_tokens(plan: Plan) -> str | None:
     """Return a note if the tokens of the final trials differ; with a target they are a cap."""
-    reports = [row for row in plan.trials if row.stage == "final"]
-    if plan.settings.target is not None or len({row.tokens for row in reports}) < 2:
+    finals = [row for row in plan.trials if row.stage == "final"]
+    if plan.settings.target is not None or len({row.tokens for row in finals}) < 2:
         return None
     text = "they differ between batch sizes, because equal counts would lose over 1 % of the budget"
     try:
-        budget = common_tokens(plan, {row.batch_size for row in reports})["budget"]
+        budget = common_tokens(plan, {row.batch_size for row in finals})["budget"]
     except SweepError as error:
         return f"{text}. No claim can be made. {error}"
     return f"{text}. No claim can be made; --budget {budget} makes them equal."

@@ -20,7 +20,7 @@ from sweep.decision.curves import (
 )
 from sweep.decision.decision import LOOKS, TUNING_SEEDS, decide, next_trainings
 from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
-from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, reports_of
+from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
 from sweep.plan.rate_search import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS
 
@@ -42,17 +42,17 @@ def next_trials(
     """
     cells, batch_count = experiment.cells, len(experiment.batches)
     by_id = {record.row.id: record for record in records}
-    rows = reports_of(parse_policy(experiment.lr), plan.known_trials, cells)
-    reports = [by_id[row.id] for row in rows if row.id in by_id]
-    has_all = len(reports) == len(rows) and {row.cell for row in rows} == {*cells}
+    rows = finals_of(parse_policy(experiment.lr), plan.known_trials, cells)
+    finals = [by_id[row.id] for row in rows if row.id in by_id]
+    has_all = len(finals) == len(rows) and {row.cell for row in rows} == {*cells}
     if batch_count < 2 or not has_all:
         return []
 
     losses = np.full((len(cells), max(row.seed for row in rows) + 1), np.nan)
-    for report in reports:
-        if report.value is None:
+    for final in finals:
+        if final.value is None:
             return []
-        losses[cells.index(report.row.cell), report.row.seed] = report.value
+        losses[cells.index(final.row.cell), final.row.seed] = final.value
     if any(map(_is_repeated, losses)):
         return []
 
@@ -103,11 +103,11 @@ def _is_repeated(losses: Floats) -> bool:
 
 
 def _rates_of(
-    points: RatePoints, records: Sequence[TrialRecord], report: PlannedTrial
+    points: RatePoints, records: Sequence[TrialRecord], final: PlannedTrial
 ) -> list[float]:
     """Return the rates of the points as they were tried: their logarithms are rounded."""
     log_rates = points.log_rates[np.isfinite(points.losses)]
-    tried = sorted({r.row.learning_rate or 0.0 for r in tuning_records(records, report)})
+    tried = sorted({r.row.learning_rate or 0.0 for r in tuning_records(records, final)})
     return [rate for rate in tried if np.isclose(math.log(rate), log_rates, 1e-9).any()]
 
 

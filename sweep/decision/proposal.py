@@ -172,10 +172,10 @@ def propose_answer(plan: Plan) -> Proposal | None:
     Raises:
         SweepError: if no command can; the message says what would.
     """
-    reports = [row for row in plan.trials if row.stage == "final"]
+    finals = [row for row in plan.trials if row.stage == "final"]
     cells = {row.cell for row in plan.trials}
     batches = {batch for _, batch in cells}
-    tuned = [row for row in reports if is_tuned(row.policy)]
+    tuned = [row for row in finals if is_tuned(row.policy)]
     has_common_tokens = plan.settings.target is not None or len({r.tokens for r in tuned}) == 1
     has_seeds = {row.cell for row in tuned if row.seed == LEAST_SEEDS - 1} == cells
     if len(batches) < 2 or (has_seeds and has_common_tokens):

@@ -58,11 +58,11 @@ def compared_value(
     return objective.sign * metric
 
 
-def tuning_records(records: Sequence[TrialRecord], report: PlannedTrial) -> list[TrialRecord]:
+def tuning_records(records: Sequence[TrialRecord], final: PlannedTrial) -> list[TrialRecord]:
     """Return the tuning trials like a final trial, apart from rate and seed."""
     key = attrgetter("cell", "beta2", "weight_decay", "policy")
-    alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(report)]
-    return [r for r in alike if tells_of_budget(r.row.tokens, report.tokens, r.is_diverged)]
+    alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(final)]
+    return [r for r in alike if tells_of_budget(r.row.tokens, final.tokens, r.is_diverged)]
 
 
 def tells_of_budget(tokens: Any, budget: Any, is_diverged: Any) -> Any:
@@ -74,10 +74,10 @@ def tells_of_budget(tokens: Any, budget: Any, is_diverged: Any) -> Any:
 
 
 def losses_by_rate(
-    records: Sequence[TrialRecord], report: PlannedTrial
+    records: Sequence[TrialRecord], final: PlannedTrial
 ) -> dict[float, dict[int, float]]:
     losses: dict[float, dict[int, float]] = {}
-    for record in tuning_records(records, report):
+    for record in tuning_records(records, final):
         if record.value is not None:
             rate = record.row.learning_rate or 0.0
             losses.setdefault(rate, {})[record.row.seed] = record.value

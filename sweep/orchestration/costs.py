@@ -176,10 +176,10 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
         return None
     weights, checkpoint = 4 * parameters, 12 * parameters  # with AdamW's two moments, in float32
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
-    reports = sum(row.stage == "final" for row in plan.trials)
+    finals = sum(row.stage == "final" for row in plan.trials)
     running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint  # the third while written
     curves = len(plan.trials) << 20  # with log, losses and MLflow
-    return running + reports * kept[plan.execution.keep] + curves
+    return running + finals * kept[plan.execution.keep] + curves
 
 
 def check_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
@@ -228,7 +228,7 @@ def cost_on_cluster(
             "Complete one trial of this sweep on such a device, with this --out."
         )
     makespan = 0.0
-    for awaits_rate in (False, True):  # such reports start after all tuning trials
+    for awaits_rate in (False, True):  # such trials start after all tuning trials
         lengths = [row.forecast_seconds or 0.0 for row in rows if (row.id is None) is awaits_rate]
         free = [makespan] * (nodes * (gpus // per_trial))  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):

@@ -134,7 +134,7 @@ class Planned:
 
     @property
     def is_tuned(self) -> bool:
-        """True if some reports still need their rate."""
+        """True if some final trials still need their rate."""
         return any(row.id is None for row in self.plan.trials)
 
     def command_rows(self) -> Plan:

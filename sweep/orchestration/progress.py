@@ -52,14 +52,14 @@ class Display(Console):
 class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a bar, or without a terminal a line a minute.
 
-    On a terminal each trial that ends leaves a line. `reports`: the number of final trials if
+    On a terminal each trial that ends leaves a line. `finals`: the number of final trials if
     more trials may follow than the plan has, else 0.
     """
 
     def __init__(
-        self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, reports: int = 0
+        self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, finals: int = 0
     ) -> None:
-        self._folder, self._ids, self._is_quiet, self._reports = folder, ids, is_quiet, reports
+        self._folder, self._ids, self._is_quiet, self._finals = folder, ids, is_quiet, finals
         self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._ended: set[str] | None = None  # trials
@@ -83,9 +83,9 @@ class Progress(AbstractContextManager["Progress"]):
         title = Objective(document["metric"]).title.removeprefix("final validation ")
         describe = partial(describe_trial, title=title, width=width)
         ended = [row for row in rows if State(row["state"]).is_finished]
-        awaited = max(0, self._reports - sum(row["stage"] == "final" for row in rows))
+        awaited = max(0, self._finals - sum(row["stage"] == "final" for row in rows))
         total = len(rows) + awaited
-        least = "at least " * bool(self._reports and len(ended) < total)
+        least = "at least " * bool(self._finals and len(ended) < total)
         done = sum(row["tokens"] if row not in ended else row["planned_tokens"] for row in rows)
         tokens = sum(row["planned_tokens"] for row in rows)
         share = done / max(1, tokens) * len(rows) / max(1, total)
@@ -104,7 +104,7 @@ class Progress(AbstractContextManager["Progress"]):
             for number, row in enumerate(new, len(ended) - len(new) + 1):
                 self._console.print(describe(f"{number} of {total}", row), markup=False)
             texts += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
-            if self._ids or self._reports:  # not a command that began earlier
+            if self._ids or self._finals:  # not a command that began earlier
                 left = f", {format_seconds(round(elapsed))} elapsed{left}"
             bar = Table.grid(padding=(0, 1))
             bar.add_row(ProgressBar(1.0, share, 24), f"{share:4.0%}{left}")

@@ -143,24 +143,24 @@ class Tuning:
         self.objective = plan.settings.objective
         self.is_default = storage is None  # a file in the folder
         self.storage_url = storage or sqlite_address(self.folder.path / "optuna.db")
-        self.open_reports: dict[Cell, list[PlannedTrial]] = {}
+        self.open_finals: dict[Cell, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
-                self.open_reports.setdefault(row.cell, []).append(row)
+                self.open_finals.setdefault(row.cell, []).append(row)
         self._started: set[str] = set()  # ids that this command has started
         self._is_warned = False
 
     def next_round(self) -> Pauses:
-        """Search rates, confirm winners of an early or joint search, then plan the reports."""
+        """Search rates, confirm winners of an early or joint search, then plan the final trials."""
         tuned = {row.cell for row in self.schedule.plan.known_trials if row.stage == "tune"}
-        decided = [self._study(cell) for cell in tuned - set(self.open_reports)]
+        decided = [self._study(cell) for cell in tuned - set(self.open_finals)]
         most = max((len(study.trials) for study in decided), default=0)
-        searches = self._unbroken(self._study(cell) for cell in self.open_reports)
+        searches = self._unbroken(self._study(cell) for cell in self.open_finals)
         if pauses := self._advance(searches, most):
             return pauses
         best = list(filter(None, map(self._winner, searches)))
-        are_joint, reports = len(self.settings.dimensions) > 1, self.open_reports
-        early = [row for row in best if are_joint or row.tokens < reports[row.cell][0].tokens]
+        are_joint, finals = len(self.settings.dimensions) > 1, self.open_finals
+        early = [row for row in best if are_joint or row.tokens < finals[row.cell][0].tokens]
         confirmations = self._unbroken(self._study(row.cell, row) for row in early)
         if pauses := self._advance(confirmations):
             return pauses
@@ -168,7 +168,7 @@ class Tuning:
         winners += filter(None, map(self._winner, confirmations))
         plan, rows = self.schedule.plan, []
         for winner in winners:
-            waiting = self.open_reports.pop(winner.cell)
+            waiting = self.open_finals.pop(winner.cell)
             rows += [plan.with_rate_of(winner, row) for row in waiting]
         return self.schedule.add(rows)
 
@@ -196,8 +196,8 @@ class Tuning:
                 rungs = rung_steps(plan.course(template), plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
-            report = self.open_reports[cell][0]
-            template = report.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
+            final = self.open_finals[cell][0]
+            template = final.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
             confirmed = (template.tokens, *own.values())
             rows = [r for r in rows if (r.tokens, r.beta2, r.weight_decay) == confirmed]
             stage, finest = "confirmation", CONFIRMATION[-1]

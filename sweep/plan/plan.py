@@ -205,8 +205,8 @@ def build_plan(
     sequence = experiment.tokens_per_sequence
     old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    reports = [row for row in old_rows if row.stage == "final"]
-    winners = {row.cell: row for row in reports if is_tuned(row.policy)}
+    finals = [row for row in old_rows if row.stage == "final"]
+    winners = {row.cell: row for row in finals if is_tuned(row.policy)}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
@@ -241,7 +241,7 @@ def build_plan(
         report = _plan_cell(plan, policy, cell, tokens)
         seeds = experiment.seeds or policy.default_seeds
         if seeds == "auto":
-            present = (row.seed + 1 for row in reports_of(policy, old_rows, [cell]))
+            present = (row.seed + 1 for row in finals_of(policy, old_rows, [cell]))
             seeds = max([LEAST_SEEDS, *present])
         for seed in range(int(seeds)):
             row = report.model_copy(update={"seed": seed})
@@ -272,7 +272,7 @@ def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, .
     )
 
 
-def reports_of(
+def finals_of(
     policy: Policy, rows: Iterable[PlannedTrial], cells: Collection[Cell]
 ) -> list[PlannedTrial]:
     """Return the final trials of a policy, which a fixed rate is part of."""

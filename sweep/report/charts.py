@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
 from sweep.analysis.checks import supports_fit
-from sweep.analysis.frames import compare_batch_sizes, format_range, mean_of, report_trials
+from sweep.analysis.frames import compare_batch_sizes, final_trials, format_range, mean_of
 from sweep.analysis.results import PolicyResult, Sweep
 from sweep.analysis.scaling import rate_exponent
 from sweep.config.numbers import format_count
@@ -54,8 +54,8 @@ class Chart:
         return self.png
 
 
-def _report_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    return report_trials(trials).drop(columns=POLICY).rename(columns=NAMES)
+def _final_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    return final_trials(trials).drop(columns=POLICY).rename(columns=NAMES)
 
 
 def _worst_edge(sweep: Sweep) -> Spec:
@@ -74,7 +74,7 @@ def plot_answer(sweep: Sweep) -> Chart | None:
         return None
     others = answer.optimizers.answers if answer.optimizers else []
     panels = [_plot_gaps(sweep, each, bool(others)) for each in (answer, *others)]
-    trials = _report_trials(sweep.trials)
+    trials = _final_trials(sweep.trials)
     own = trials[(trials[POLICY] == answer.policy) & (trials["seconds_training"] > 0)]
     if len(own):
         is_long = own["seconds_training"].max() >= 120
@@ -145,7 +145,7 @@ def plot_loss(sweep: Sweep) -> Chart | None:
     spans = means[objective.name].agg(np.ptp)[means["batch_size"].nunique() > 1]
     if settings.target is not None or spans.empty:
         return None
-    trials = _report_trials(sweep.trials)
+    trials = _final_trials(sweep.trials)
     name, unit = objective.title, f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
     parts = [*parts[:4], f"{len(parts) - 4} more"] if len(parts) > 5 else parts
@@ -161,7 +161,7 @@ def plot_loss(sweep: Sweep) -> Chart | None:
 
 def plot_throughput(sweep: Sweep) -> Chart | None:
     """Plot tokens per second, and peak memory, against batch size."""
-    trials, unit = _report_trials(sweep.trials), sweep.plan.settings.token_unit
+    trials, unit = _final_trials(sweep.trials), sweep.plan.settings.token_unit
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
     complete = trials[trials["state"] == "COMPLETE"]
     lead = complete[complete[POLICY] == sweep.leading.label] if sweep.leading else complete
@@ -197,7 +197,7 @@ def _plot_sizes(
     ends = [*middle["low"], *middle["high"]] if is_objective else [0.0]
     form = COUNT * metric.startswith("tokens")
     x, y = vega.batch_axis(sizes), vega.channel(name, [*complete[name], *ends], title or name, form)
-    tables = _report_trials(sweep.trials), trials
+    tables = _final_trials(sweep.trials), trials
     labels, present = (table[POLICY].unique().tolist() for table in tables)
     shape, dash = (vega.names(POLICY, labels, marks, present) for marks in (SHAPES, DASHES))
     color = vega.size_color(sizes)
@@ -222,7 +222,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     if len(sweep.batch_sizes) < 2:
         return None
     settings = sweep.plan.settings
-    trials = _report_trials(sweep.trials)
+    trials = _final_trials(sweep.trials)
     objective = settings.evaluated
     unit = settings.token_unit
     metrics = {"train/loss": "training loss"}

@@ -308,9 +308,9 @@ def test_simulated_sweeps_are_answered_as_the_truth_has_it():
             tuned = [(rate, loss) for rate, losses in tried.items() for loss in losses.values()]
             used = min(tuned, key=lambda pair: pair[1])[0]
             expected = case.expected(np.full((5, 1), math.log(used)))[index, 0]
-            reports = (expected + 0.002 * rng.normal(size=8)).tolist()
+            finals = (expected + 0.002 * rng.normal(size=8)).tolist()
             kind = [("tune", 1000, *pair) for pair in tuned]
-            kind += [("final", seed, used, loss) for seed, loss in enumerate(reports)]
+            kind += [("final", seed, used, loss) for seed, loss in enumerate(finals)]
             names = ("stage", "seed", "learning_rate", "final_valid_loss")
             rows += [{**dict(zip(names, k, strict=True)), "batch_size": 2**index} for k in kind]
         answer = sweep.answer(pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE"))

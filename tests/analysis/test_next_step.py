@@ -81,9 +81,9 @@ def check_proposal(path):
         return "reason" if is_open else "settled"
     assert sweep.plan.execution.microbatch_bound is None  # a bound makes a made-up sweep's misfit
     planned = plan_command(answer.settle, sweep)
-    reports = [row for row in planned.command_rows().trials if row.stage == "final"]
-    assert len({row.tokens for row in reports}) == 1 or sweep.plan.settings.target is not None
-    assert {row.batch_size for row in reports} >= {row.batch_size for row in answer.batch_sizes}
+    finals = [row for row in planned.command_rows().trials if row.stage == "final"]
+    assert len({row.tokens for row in finals}) == 1 or sweep.plan.settings.target is not None
+    assert {row.batch_size for row in finals} >= {row.batch_size for row in answer.batch_sizes}
     rows = rows_to_run(planned)
     if not rows:  # only seeds follow, which a limit must not forbid
         rows = next_trials(planned, planned.plan)

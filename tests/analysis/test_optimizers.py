@@ -98,8 +98,8 @@ def test_an_optimizer_with_too_few_results_is_named_and_makes_the_answer_provisi
 
 def test_the_ranking_at_rates_that_were_not_tuned_is_one_at_these_rates():
     trials = tables(adamw=BETTER, muon=WORSE)
-    reports = trials[trials["stage"] == "final"].assign(policy="fixed", learning_rate=1e-3)
-    text = " ".join(describe(sweep.answer(reports)))
+    finals = trials[trials["stage"] == "final"].assign(policy="fixed", learning_rate=1e-3)
+    text = " ".join(describe(sweep.answer(finals)))
     assert "At batch size 4 and these rates, adamw is better than muon" in text
     assert "these rates" not in " ".join(describe(sweep.answer(trials)))
 

@@ -310,7 +310,7 @@ def test_the_time_left_counts_trials_whose_rate_is_not_known_yet(tmp_path, monke
     rows = [row | {"id": name, "eta_seconds": 10.0} for name in ("a", "b")]
     document = {"trials": rows, "metric": "final_valid_loss", "best": None}
     monkeypatch.setattr(progress, "sweep_status", lambda folder: document)
-    display = progress.Progress(SweepFolder(tmp_path), None, is_quiet=False, reports=2)
+    display = progress.Progress(SweepFolder(tmp_path), None, is_quiet=False, finals=2)
     display.update()
     now[0] = 200.0
     rows[0].update(state="COMPLETE", tokens=100)

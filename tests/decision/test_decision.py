@@ -205,8 +205,8 @@ def test_an_uncertain_rate_gets_tuning_seeds_before_the_batch_size_gets_seeds():
     logs = np.log([5e-4, 1e-3, 2e-3])
     losses = np.array([[1.003, 1.0, 1.003], [1.003, 1.0, 1.003]])
     points = RatePoints(np.tile(logs, (2, 1)), losses, np.tile(logs[[0, 2]], (2, 1)), np.ones(2))
-    reports = 0.01 * np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.1]])
-    made = decide(reports, points, RATES[:2], LOOKS)
+    finals = 0.01 * np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.1]])
+    made = decide(finals, points, RATES[:2], LOOKS)
     none = np.zeros(2, bool)
     seeds, tuning, _ = next_trainings(made, np.full(2, 3), np.ones(2, int), none, 0.01, 20)
     assert list(seeds) == [3, 3] and list(tuning) == [2, 2]

@@ -80,8 +80,8 @@ def test_the_answer_agrees_with_the_closed_form(powers, whole, tmp_path):
 
 
 def test_seeds_end_at_looks_and_only_undecided_batch_sizes_have_more(whole):
-    reports = [row for row in load_plan(whole.folder).trials if row.stage == "final"]
-    seeds = {size: {r.seed for r in reports if r.batch_size == size} for size in (4, 16, 64)}
+    finals = [row for row in load_plan(whole.folder).trials if row.stage == "final"]
+    seeds = {size: {r.seed for r in finals if r.batch_size == size} for size in (4, 16, 64)}
     assert all(
         len(numbers) in LOOKS and numbers == {*range(len(numbers))} for numbers in seeds.values()
     )
@@ -115,8 +115,8 @@ def test_an_interrupted_sweep_decides_the_same(whole, tmp_path, stop_at):
 
 def test_no_time_left_starts_no_further_seeds(tmp_path):
     summary = decide_in(tmp_path / "sweep", max_hours=1e-9, tolerance=1e-6)
-    reports = [row for row in load_plan(summary.folder).trials if row.stage == "final"]
-    assert {row.seed for row in reports} == {0, 1, 2} and summary.exit_code == 0
+    finals = [row for row in load_plan(summary.folder).trials if row.stage == "final"]
+    assert {row.seed for row in finals} == {0, 1, 2} and summary.exit_code == 0
 
 
 def test_seeds_are_added_to_a_fixed_rate_without_tuning(tmp_path):

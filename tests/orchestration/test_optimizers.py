@@ -78,9 +78,9 @@ def test_ranks_swap_where_theory_says(swapped):
         rows = trials[(trials["optimizer"] == name) & (trials["batch_size"] == size)]
         losses = {r: expected_loss(size, r, INVERSES[name]) for r in rows["learning_rate"].unique()}
         theory[name, size] = min(losses.values())
-        reports = rows[rows["stage"] == "final"]
-        used = losses[reports["learning_rate"].iloc[0]]
-        assert reports["final_valid_loss"].mean() == pytest.approx(used, rel=0.15)
+        finals = rows[rows["stage"] == "final"]
+        used = losses[finals["learning_rate"].iloc[0]]
+        assert finals["final_valid_loss"].mean() == pytest.approx(used, rel=0.15)
         assert used < 1.02 * theory[name, size]
     ranking = made.optimizers
     for size in (16, 128):

@@ -112,9 +112,9 @@ def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(
         index = ordered.index(best)
         assert 0 < index < len(ordered) - 1, "strictly inside"
         assert None not in losses_of(whole, ordered[index - 1 : index + 2]).values()
-        reports = rows_of(whole, "final", batch)
-        assert [row.seed for row in reports] == [0, 1]
-        (rate,) = {row.learning_rate for row in reports}
+        finals = rows_of(whole, "final", batch)
+        assert [row.seed for row in finals] == [0, 1]
+        (rate,) = {row.learning_rate for row in finals}
         assert ordered[index - 1].learning_rate < rate < ordered[index + 1].learning_rate
 
 

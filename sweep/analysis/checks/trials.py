@@ -226,8 +226,8 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict | N
         return NotApplicable()
     untuned = set[Any]()
     if table.is_own:
-        reports = table.rows[table.rows["stage"] != "tune"]
-        untuned = set(reports["batch_size"]) - {rate.batch_size for rate in table.rates}
+        finals = table.rows[table.rows["stage"] != "tune"]
+        untuned = set(finals["batch_size"]) - {rate.batch_size for rate in table.rates}
     at_edge = [rate for rate in table.rates if not rate.is_inside and (rate.best or table.is_own)]
     described: Iterable[TunedRate] = at_edge
     if not at_edge and not untuned:
@@ -256,7 +256,7 @@ def _describe_rates(rate: TunedRate) -> str:
     blocks_claims=True,
 )
 def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicable:
-    """Fail if tuning trials failed, or had fewer tokens than the reports."""
+    """Fail if tuning trials failed, or had fewer tokens than the final ones."""
     if not table.rates:
         return NotApplicable()
     early = [rate.batch_size for rate in table.rates if not rate.is_full]
@@ -285,8 +285,8 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicab
     blamed = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS].to_list()
     evidence = f"The number of seeds is {_range(seeds, seeds['seeds'], 'g')}."
 
-    reports = table.rows[table.rows["stage"] != "tune"]
-    ended = reports[~reports["is_failed"] & reports["value"].notna()]
+    finals = table.rows[table.rows["stage"] != "tune"]
+    ended = finals[~finals["is_failed"] & finals["value"].notna()]
     equal = _sizes_of_equal_values(ended)
     if equal:
         evidence += f" All seeds gave the same result at {_join_sizes(equal)}."
@@ -511,14 +511,14 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     """Fail if a final trial diverged."""
     is_tuning = table.rows["stage"] == "tune"
-    reporting = table.rows[~is_tuning]
+    finals = table.rows[~is_tuning]
     tuning = table.rows[is_tuning]
     counts = [
         f"{trials['has_diverged'].sum()} of {len(trials)} {stage} trials"
-        for stage, trials in (("final", reporting), ("tuning", tuning))
+        for stage, trials in (("final", finals), ("tuning", tuning))
         if len(trials)
     ]
-    blamed = final["batch_size"][reporting["has_diverged"]]
+    blamed = finals["batch_size"][finals["has_diverged"]]
     return Verdict(f"{' and '.join(counts)} diverged.", batch_sizes=blamed)
 
 
