@@ -14,6 +14,7 @@ import pandas as pd
 
 from sweep.analysis.frames import Estimate
 from sweep.analysis.rates import TunedRate
+from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.curves import rate_points, stack_points
 from sweep.decision.decision import LOOKS, Decision, decide
@@ -135,40 +136,36 @@ class OptimizerGap:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The optimizers of a sweep against each other; the intervals hold for all cells together."""
+    """The optimizers of a sweep against each other; the intervals hold for all arms together."""
 
     is_same: bool | None  # at all batch sizes; None: undecided
     best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates
     gaps: list[OptimizerGap]
-    candidates: list[tuple[str, int]]  # optimizers and batch sizes that may be the best of all
+    candidates: list[Arm]  # those that may be the best of all
     answers: list[Answer]  # answers for the other optimizers
 
     @classmethod
-    def of(
-        cls,
-        cells: list[tuple[str, int]],
-        made: Decision,
-        metric: Objective,
-        others: list[Answer],
-    ) -> Self:
-        """Rank the optimizers; `cells` has the optimizer and the batch size of each cell."""
-        names, sizes = ({*values} for values in zip(*cells, strict=True))
-        best_first, gaps = {size: list[str]() for size in sorted(sizes)}, []
-        compared = [i for i in range(len(cells)) if np.isfinite(made.mean[i])]
+    def of(cls, arms: list[Arm], made: Decision, metric: Objective, others: list[Answer]) -> Self:
+        """Rank the optimizers; `made` is about these arms, of which each has an optimizer."""
+        sizes = sorted({arm.batch_size for arm in arms})
+        best_first = {size: list[str]() for size in sizes}
+        gaps = []
+        compared = [i for i in range(len(arms)) if np.isfinite(made.mean[i])]
         for i in sorted(compared, key=made.best_estimate.item):
-            name, size = cells[i]
-            for better in best_first[size]:
-                j = cells.index((better, size))
+            worse = arms[i]
+            name = str(worse.optimizer)
+            for better in best_first[worse.batch_size]:
+                j = arms.index(Arm(better, worse.batch_size))
                 low, high = (float(ends[i, j]) for ends in made.differences)
-                ends = _gap(metric, low), _gap(metric, high)
-                gaps.append(OptimizerGap(size, better, name, ends, low > 0))
-            best_first[size].append(name)
+                ends = (_gap(metric, low), _gap(metric, high))
+                gaps.append(OptimizerGap(worse.batch_size, better, name, ends, low > 0))
+            best_first[worse.batch_size].append(name)
         gaps.sort(key=lambda gap: gap.batch_size)
-        orders = [(gap.better, gap.worse) for gap in gaps if gap.is_decided]
-        is_same: bool | None = len(orders) == len(sizes) * math.comb(len(names), 2) or None
-        is_same = False if any(order[::-1] in orders for order in orders) else is_same
-        candidates = [cells[i] for i in np.flatnonzero(made.may_be_best)]
-        return cls(is_same, best_first, gaps, candidates, others)
+
+        candidates = [arms[i] for i in np.flatnonzero(made.may_be_best)]
+        names = {arm.optimizer for arm in arms}
+        pairs = len(sizes) * math.comb(len(names), 2)
+        return cls(_is_same_order(gaps, pairs), best_first, gaps, candidates, others)
 
     def describe(self, answers: list[Answer]) -> list[str]:
         """Write the ranking in sentences; `answers` begin with the best optimizer's."""
@@ -185,9 +182,22 @@ class Ranking:
             text = text if gap.is_decided else f"{gap.better} or {gap.worse} may be better"
             lines.append(f"At batch size {gap.batch_size}{rates}, {text}.")
         how = {True: "is the same at all", False: "differs between", None: "may differ between"}
-        cells = join((f"{name} at batch size {size}" for name, size in self.candidates), "or")
         lines.append(f"{start} ranking of the optimizers {how[self.is_same]} batch sizes.")
-        return [*lines, f"{start} best of all {'may be' if self.candidates[1:] else 'is'} {cells}."]
+        named = [f"{arm.optimizer} at batch size {arm.batch_size}" for arm in self.candidates]
+        verb = "may be" if len(named) > 1 else "is"
+        return [*lines, f"{start} best of all {verb} {join(named, 'or')}."]
+
+
+def _is_same_order(gaps: list[OptimizerGap], pairs: int) -> bool | None:
+    """Return whether the optimizers rank alike at all batch sizes; None: undecided.
+
+    Args:
+        pairs: optimizers to tell apart, over all batch sizes.
+    """
+    decided = [(gap.better, gap.worse) for gap in gaps if gap.is_decided]
+    if any((worse, better) in decided for better, worse in decided):
+        return False
+    return True if len(decided) == pairs else None
 
 
 def decide_trials(

@@ -18,7 +18,7 @@ from sweep.analysis.answer import UNDECIDED, Answer, join
 from sweep.analysis.checks import FAIL, Check
 from sweep.analysis.frames import SweepTables
 from sweep.analysis.rates import TunedRate
-from sweep.config.experiment import Cell
+from sweep.config.arms import Arm
 from sweep.decision.decision import LOOKS
 from sweep.decision.proposal import (
     Proposal,
@@ -146,8 +146,8 @@ class _Search:
         rows = self._tuned_rows()
         finals = [row for row in rows if row.stage == "final"]
         is_open = any(record.is_open for record in self.records if record.row in rows)
-        cells = {(row.optimizer, size) for row in rows for size in sizes}
-        unreported = cells - {row.cell for row in finals}
+        arms = {Arm(row.optimizer, size) for row in rows for size in sizes}
+        unreported = arms - {row.arm for row in finals}
         if not is_open and all(map(self._has_no_rate, unreported)):
             return None
         most = max((row.seed + 1 for row in finals), default=LEAST_SEEDS)
@@ -165,9 +165,9 @@ class _Search:
                 return self._step(proposal)
         return None
 
-    def _has_no_rate(self, cell: Cell) -> bool:
+    def _has_no_rate(self, arm: Arm) -> bool:
         """Return True if the search of a batch size has ended without a trial that completed."""
-        records = [r for r in self.records if r.row.cell == cell and r.row.stage == "tune"]
+        records = [r for r in self.records if r.row.arm == arm and r.row.stage == "tune"]
         has_ended = bool(records) and not any(record.is_open for record in records)
         values = [record.value for record in records if record.value is not None]
         if not has_ended or any(map(math.isfinite, values)):
@@ -175,7 +175,7 @@ class _Search:
         if self.plan.settings.target is not None:
             return True
         lowest = min(record.row.learning_rate or math.inf for record in records)
-        centre = self.plan.tuning_centre(cell[1], cell[0])
+        centre = self.plan.tuning_centre(arm)
         return lowest <= centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
 
     def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
@@ -339,14 +339,14 @@ class _Search:
 
     def _equal_seeds(self) -> list[int]:
         """Return the batch sizes at which several seeds gave one result."""
-        values: dict[Cell, list[float]] = {}
+        values: dict[Arm, list[float]] = {}
         for record in self.records:
             row, value = record.row, record.value
             is_report = row.stage == "final" and is_tuned(row.policy)
             if is_report and value is not None and math.isfinite(value):
-                values.setdefault(row.cell, []).append(value)
-        is_equal = {cell: len(v) >= LEAST_SEEDS and len({*v}) == 1 for cell, v in values.items()}
-        return sorted({cell[1] for cell in values if is_equal[cell]})
+                values.setdefault(row.arm, []).append(value)
+        is_equal = {arm: len(v) >= LEAST_SEEDS and len({*v}) == 1 for arm, v in values.items()}
+        return sorted({arm.batch_size for arm in values if is_equal[arm]})
 
     def _tuned_rows(self) -> list[PlannedTrial]:
         return [row for row in self.plan.known_trials if is_tuned(row.policy)]
@@ -384,33 +384,36 @@ class _Search:
 
     def _seconds(self, trials: Sequence[PlannedTrial]) -> float | None:
         """Return the least time of trials, with a typical number of those that tune a rate."""
-        rates_per_cell = Counter(row.cell for row in trials if row.stage == "tune")
-        searched = {row.cell for row in trials if row.id is None}
+        rates_per_arm = Counter(row.arm for row in trials if row.stage == "tune")
+        searched = {row.arm for row in trials if row.id is None}
         total = 0.0
         for row in trials:
             distance = {
-                cell: (cell[0] != row.optimizer, abs(math.log(cell[1] / row.batch_size)))
-                for cell in self.seconds_per_token
+                arm: (
+                    arm.optimizer != row.optimizer,
+                    abs(math.log(arm.batch_size / row.batch_size)),
+                )
+                for arm in self.seconds_per_token
             }
             if not distance:
                 return None
             nearest = min(distance, key=distance.__getitem__)
             seconds = row.tokens * self.seconds_per_token[nearest]
-            if row.stage == "tune" and row.cell in searched:
-                seconds *= max(1.0, TUNING_TRIALS / rates_per_cell[row.cell])
+            if row.stage == "tune" and row.arm in searched:
+                seconds *= max(1.0, TUNING_TRIALS / rates_per_arm[row.arm])
             total += seconds
         return total
 
 
-def _seconds_per_token(sweep: SweepTables, records: Sequence[TrialRecord]) -> dict[Cell, float]:
+def _seconds_per_token(sweep: SweepTables, records: Sequence[TrialRecord]) -> dict[Arm, float]:
     """Return the median time of complete trials over their planned tokens."""
     seconds = sweep.trials.set_index("id")["seconds_total"].astype(float)
-    measured: dict[Cell, list[float]] = {}
+    measured: dict[Arm, list[float]] = {}
     for record in records:
         time = float(seconds[str(record.row.id)])
         if record.state is State.COMPLETE and math.isfinite(time):
-            measured.setdefault(record.row.cell, []).append(time / record.row.tokens)
-    return {cell: float(pd.Series(times).median()) for cell, times in measured.items()}
+            measured.setdefault(record.row.arm, []).append(time / record.row.tokens)
+    return {arm: float(pd.Series(times).median()) for arm, times in measured.items()}
 
 
 def _about_secrets(plan: Plan) -> str:

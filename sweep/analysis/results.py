@@ -20,6 +20,7 @@ from sweep.analysis.checks.table import prepare, read_execution, rows_of_trials
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.next_step import Judged, NextStep, next_step
 from sweep.analysis.rates import TunedRate
+from sweep.config.arms import Arm
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.decision import Decision
@@ -392,34 +393,60 @@ def _decide_policy(
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     finals = finals[finals["label"].isin([result.label for result in results])]
     rates = _rates_of_finals(results, finals)
-    if (decided := decide_trials(finals, rates)) is None:
+    decided = decide_trials(finals, rates)
+    if decided is None:
         return results
-    (cells, made), answered = decided, []
-    for index, (result, label) in enumerate([(result, result.label) for result in results]):
-        decision, own = made.of(slice(*cells.slice_locs(label, label))), finals["label"] == label
-        if np.isfinite(decision.mean).sum() > 1:
-            reasons, scope = about[label]
-            answer = build_answer(
-                label,
-                finals[own],
-                decision,
-                objective,
-                reasons,
-                scope,
-                optimizer=result.optimizer,
-            )
-            results[index] = replace(result, decision=decision, answer=answer)
-            answered.append((float(np.nanmin(decision.best_estimate)), index, answer))
+    cells, made = decided  # label and batch size of each arm
+
+    answered = list[PolicyResult]()
+    without_answer = list[PolicyResult]()
+    for result in results:
+        decision = made.of(slice(*cells.slice_locs(result.label, result.label)))
+        if np.isfinite(decision.mean).sum() < 2:
+            without_answer.append(result)
+            continue
+        reasons, scope = about[result.label]
+        answer = build_answer(
+            result.label,
+            finals[finals["label"] == result.label],
+            decision,
+            objective,
+            reasons,
+            scope,
+            optimizer=result.optimizer,
+        )
+        answered.append(replace(result, decision=decision, answer=answer))
+
     if len(results) > 1 and answered:
-        (_, best, answer), *others = sorted(answered)
         optimizers = {result.label: result.optimizer for result in results}
-        named = [(optimizers[str(label)], int(size)) for label, size in cells]
-        ranking = Ranking.of(named, made, objective, [other for _, _, other in others])
-        if lacking := [result.optimizer for result in results if result.answer is None]:
-            reason = f"Fewer than two batch sizes have results with {join(lacking)}."
-            answer = replace(answer, provisional=True, reasons=[*answer.reasons, reason])
-        results[best] = replace(results[best], answer=replace(answer, optimizers=ranking))
-    return results
+        arms = [Arm(optimizers[str(label)], int(size)) for label, size in cells]
+        answered = _rank_optimizers(answered, without_answer, arms, made, objective)
+    by_label = {result.label: result for result in (*answered, *without_answer)}
+    return [by_label[result.label] for result in results]
+
+
+def _rank_optimizers(
+    answered: list[PolicyResult],
+    without_answer: list[PolicyResult],
+    arms: list[Arm],
+    made: Decision,
+    objective: Objective,
+) -> list[PolicyResult]:
+    """Add the ranking of the optimizers to the answer of the best one."""
+
+    def least(result: PolicyResult) -> float:
+        assert result.decision is not None
+        return float(np.nanmin(result.decision.best_estimate))
+
+    best, *others = sorted(answered, key=least)
+    assert best.answer is not None
+    other_answers = [other.answer for other in others if other.answer is not None]
+    answer = replace(best.answer, optimizers=Ranking.of(arms, made, objective, other_answers))
+    if without_answer:
+        lacking = join([result.optimizer for result in without_answer])
+        reason = f"Fewer than two batch sizes have results with {lacking}."
+        answer = replace(answer, provisional=True, reasons=[*answer.reasons, reason])
+    return [replace(best, answer=answer), *others]
 
 
 def _with_step(answer: Answer, step: NextStep) -> Answer:

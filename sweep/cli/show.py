@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sweep.cli.options import build_console, echo, print_document, say
-from sweep.config.experiment import Cell
+from sweep.config.arms import Arm
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.config.optimizers import optimizer_facts
@@ -82,9 +82,9 @@ def print_plan(
     header = Text.assemble((plan.experiment, "bold"), f": {text}")
     console.print(header, soft_wrap=not console.is_terminal)
     has_warmup = is_verbose and settings.workload.receives("warmup_steps")
-    groups: dict[tuple[str, str, Cell], list[PlannedTrial]] = {}
+    groups: dict[tuple[str, str, Arm], list[PlannedTrial]] = {}
     for row in plan.trials:
-        groups.setdefault((row.stage, row.policy, row.cell), []).append(row)
+        groups.setdefault((row.stage, row.policy, row.arm), []).append(row)
     lines = []
     for rows in groups.values():
         first, rates = rows[0], sorted({row.learning_rate for row in rows if row.learning_rate})
@@ -154,10 +154,10 @@ def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str =
 
 def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     """Write the time of the most trials of `--seeds auto` that can follow, and its limit."""
-    seconds = {row.cell: row.forecast_seconds for row in plan.trials}
-    ended = Counter(row.cell for row in plan.trials) - Counter(row.cell for row in to_run)
+    seconds = {row.arm: row.forecast_seconds for row in plan.trials}
+    ended = Counter(row.arm for row in plan.trials) - Counter(row.arm for row in to_run)
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    times = [max(0, count - ended[cell]) * (seconds[cell] or 0) for cell, count in counts.items()]
+    times = [max(0, count - ended[arm]) * (seconds[arm] or 0) for arm, count in counts.items()]
     most = format_seconds(sum(times) * (plan.forecast_factor or 1.0))
     text = "unknown time" if None in seconds.values() else most
     return f"{text}, and no seeds after {hours:g} hours" if hours else text

@@ -1,11 +1,11 @@
 """The experiment: all settings that can change a result, and what must hold between them."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from sweep.config.arms import Arm
 from sweep.config.models import ModelSettings, Positive, ReplacedSize
 from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.objective import TOKENS_TO_TARGET, Objective
@@ -18,7 +18,6 @@ TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
-Cell = tuple[str | None, int]  # optimizer, if a sweep has several, and batch size
 
 
 class EvaluationSettings(Settings):
@@ -192,8 +191,9 @@ class Experiment(TrainingSettings):
         return self.optimizers or (self.optimizer.name,)
 
     @property
-    def cells(self) -> tuple[Cell, ...]:
-        return tuple(product(self.optimizers or (None,), self.batches))
+    def arms(self) -> tuple[Arm, ...]:
+        names = self.optimizers or (None,)
+        return tuple(Arm(name, batch) for name in names for batch in self.batches)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

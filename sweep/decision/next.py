@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sweep.config.experiment import Cell, Experiment
+from sweep.config.arms import Arm
+from sweep.config.experiment import Experiment
 from sweep.decision.curves import (
     NEIGHBOURS,
     Floats,
@@ -40,23 +41,23 @@ def next_trials(
         experiment: what the command asks for: policy, batch sizes, tolerance and most seeds.
         records: how the trials of the plan ended; other policies are not used.
     """
-    cells, batch_count = experiment.cells, len(experiment.batches)
+    arms, batch_count = experiment.arms, len(experiment.batches)
     by_id = {record.row.id: record for record in records}
-    rows = finals_of(parse_policy(experiment.lr), plan.known_trials, cells)
+    rows = finals_of(parse_policy(experiment.lr), plan.known_trials, arms)
     finals = [by_id[row.id] for row in rows if row.id in by_id]
-    has_all = len(finals) == len(rows) and {row.cell for row in rows} == {*cells}
+    has_all = len(finals) == len(rows) and {row.arm for row in rows} == {*arms}
     if batch_count < 2 or not has_all:
         return []
 
-    losses = np.full((len(cells), max(row.seed for row in rows) + 1), np.nan)
+    losses = np.full((len(arms), max(row.seed for row in rows) + 1), np.nan)
     for final in finals:
         if final.value is None:
             return []
-        losses[cells.index(final.row.cell), final.row.seed] = final.value
+        losses[arms.index(final.row.arm), final.row.seed] = final.value
     if any(map(_is_repeated, losses)):
         return []
 
-    templates = [next(row for row in rows if row.cell == cell) for cell in cells]
+    templates = [next(row for row in rows if row.arm == arm) for arm in arms]
     near_best = [rate_points(losses_by_rate(records, template)) for template in templates]
     between = [rates_between(points) for points in near_best]
     has_rates = any(np.isfinite(points.losses).any() for points in near_best)
@@ -67,7 +68,7 @@ def next_trials(
     seeds = np.isfinite(losses).sum(-1)
     tuning_seeds = stack_points(near_best).seeds.astype(int)
     is_refinable = np.array([bool(rates) for rates in between])
-    parts = [slice(start, start + batch_count) for start in range(0, len(cells), batch_count)]
+    parts = [slice(start, start + batch_count) for start in range(0, len(arms), batch_count)]
     chosen = [
         next_trainings(
             made=decision.of(part),
@@ -118,9 +119,9 @@ def _trial_like(
     return plan.with_rate(row, rate or row.learning_rate or 0.0)
 
 
-def most_trials(plan: Plan) -> dict[Cell, int]:
+def most_trials(plan: Plan) -> dict[Arm, int]:
     """Return the most trials of each cell with `--seeds auto`."""
-    tuned = {row.cell for row in plan.trials if is_tuned(row.policy)}
+    tuned = {row.arm for row in plan.trials if is_tuned(row.policy)}
     tuning = plan.settings.tuning
     searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
     is_joint = len(tuning.dimensions) > 1
@@ -130,6 +131,6 @@ def most_trials(plan: Plan) -> dict[Cell, int]:
         searched += len(CONFIRMATION) + 2 * EXTENSIONS + REFINEMENTS
     refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
     return {
-        row.cell: plan.settings.answer.max_seeds + (searched + refined if row.cell in tuned else 0)
+        row.arm: plan.settings.answer.max_seeds + (searched + refined if row.arm in tuned else 0)
         for row in plan.trials
     }

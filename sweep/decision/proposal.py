@@ -173,11 +173,11 @@ def propose_answer(plan: Plan) -> Proposal | None:
         SweepError: if no command can; the message says what would.
     """
     finals = [row for row in plan.trials if row.stage == "final"]
-    cells = {row.cell for row in plan.trials}
-    batches = {batch for _, batch in cells}
+    arms = {row.arm for row in plan.trials}
+    batches = {arm.batch_size for arm in arms}
     tuned = [row for row in finals if is_tuned(row.policy)]
     has_common_tokens = plan.settings.target is not None or len({r.tokens for r in tuned}) == 1
-    has_seeds = {row.cell for row in tuned if row.seed == LEAST_SEEDS - 1} == cells
+    has_seeds = {row.arm for row in tuned if row.seed == LEAST_SEEDS - 1} == arms
     if len(batches) < 2 or (has_seeds and has_common_tokens):
         return None
     known = plan.model_copy(update={"trials": plan.known_trials})

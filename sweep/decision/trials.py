@@ -60,7 +60,7 @@ def compared_value(
 
 def tuning_records(records: Sequence[TrialRecord], final: PlannedTrial) -> list[TrialRecord]:
     """Return the tuning trials like a final trial, apart from rate and seed."""
-    key = attrgetter("cell", "beta2", "weight_decay", "policy")
+    key = attrgetter("arm", "beta2", "weight_decay", "policy")
     alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(final)]
     return [r for r in alike if tells_of_budget(r.row.tokens, final.tokens, r.is_diverged)]
 

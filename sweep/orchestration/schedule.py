@@ -160,8 +160,8 @@ class Scheduler:
         """Return the step at which a trial towards a target is given up; None if unbounded."""
         if config.science.target is None:
             return None
-        cells = {row.id: row.cell for row in self.plan.known_trials}
-        rows = (row for row in self.plan.known_trials if row.cell == cells[config.id])
+        arms = {row.id: row.arm for row in self.plan.known_trials}
+        rows = (row for row in self.plan.known_trials if row.arm == arms[config.id])
         results = [self.folder.trial(str(row.id)).find_result() for row in rows]
         crossings = [result.tokens_to_target for result in results if result is not None]
         tokens = [crossing for crossing in crossings if crossing]

@@ -20,17 +20,17 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     trials = [(folder.trial(str(row.id)), row) for row in plan.known_trials]
     rows = [_trial_status(trial, row, has_runner, metric) for trial, row in trials]
     pairs = [*zip(rows, plan.known_trials, strict=True)]
-    rates = {p.cell: row["tokens_per_second"] for row, p in pairs if row["tokens_per_second"]}
+    rates = {p.arm: row["tokens_per_second"] for row, p in pairs if row["tokens_per_second"]}
     for row, planned in pairs:
-        rate = row["tokens_per_second"] or rates.get(planned.cell)
+        rate = row["tokens_per_second"] or rates.get(planned.arm)
         if not State(row["state"]).is_finished:
             remaining = planned.tokens - row["tokens"]
             row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
     seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
     tuned = [row for row in plan.known_trials if is_tuned(row.policy)]
-    reported = {row.cell for row in tuned if row.stage == "final"}
+    reported = {row.arm for row in tuned if row.stage == "final"}
     target = plan.settings.target
-    unreported = (folder.trial(str(row.id)) for row in tuned if row.cell not in reported)
+    unreported = (folder.trial(str(row.id)) for row in tuned if row.arm not in reported)
     if any(is_complete(trial, target) for trial in unreported):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials

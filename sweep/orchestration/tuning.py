@@ -21,7 +21,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from sweep.config.experiment import Cell
+from sweep.config.arms import Arm
 from sweep.decision.curves import best_log_rates, rate_points
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
@@ -70,7 +70,7 @@ class TuningTrial(RateTrial):
 
 @dataclass(frozen=True)
 class Study:
-    """The tuning trials of one cell at one token count."""
+    """The tuning trials of one arm at one token count."""
 
     name: str  # in Optuna's storage
     template: PlannedTrial  # a tuning trial of any rate, with the policy's β2 and weight decay
@@ -143,32 +143,32 @@ class Tuning:
         self.objective = plan.settings.objective
         self.is_default = storage is None  # a file in the folder
         self.storage_url = storage or sqlite_address(self.folder.path / "optuna.db")
-        self.open_finals: dict[Cell, list[PlannedTrial]] = {}
+        self.open_finals: dict[Arm, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
-                self.open_finals.setdefault(row.cell, []).append(row)
+                self.open_finals.setdefault(row.arm, []).append(row)
         self._started: set[str] = set()  # ids that this command has started
         self._is_warned = False
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the final trials."""
-        tuned = {row.cell for row in self.schedule.plan.known_trials if row.stage == "tune"}
-        decided = [self._study(cell) for cell in tuned - set(self.open_finals)]
+        tuned = {row.arm for row in self.schedule.plan.known_trials if row.stage == "tune"}
+        decided = [self._study(arm) for arm in tuned - set(self.open_finals)]
         most = max((len(study.trials) for study in decided), default=0)
-        searches = self._unbroken(self._study(cell) for cell in self.open_finals)
+        searches = self._unbroken(self._study(arm) for arm in self.open_finals)
         if pauses := self._advance(searches, most):
             return pauses
         best = list(filter(None, map(self._winner, searches)))
         are_joint, finals = len(self.settings.dimensions) > 1, self.open_finals
-        early = [row for row in best if are_joint or row.tokens < finals[row.cell][0].tokens]
-        confirmations = self._unbroken(self._study(row.cell, row) for row in early)
+        early = [row for row in best if are_joint or row.tokens < finals[row.arm][0].tokens]
+        confirmations = self._unbroken(self._study(row.arm, row) for row in early)
         if pauses := self._advance(confirmations):
             return pauses
         winners = [row for row in best if row not in early]
         winners += filter(None, map(self._winner, confirmations))
         plan, rows = self.schedule.plan, []
         for winner in winners:
-            waiting = self.open_finals.pop(winner.cell)
+            waiting = self.open_finals.pop(winner.arm)
             rows += [plan.with_rate_of(winner, row) for row in waiting]
         return self.schedule.add(rows)
 
@@ -178,17 +178,17 @@ class Tuning:
         failed = {i for i, status in statuses.items() if has_failed(status.state, status.cause)}
         return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
 
-    def _study(self, cell: Cell, winner: PlannedTrial | None = None) -> Study:
-        """Return the study of a cell: its search, or the confirmation of its winner."""
+    def _study(self, arm: Arm, winner: PlannedTrial | None = None) -> Study:
+        """Return the study of an arm: its search, or the confirmation of its winner."""
         plan = self.schedule.plan
-        key = ("tune", cell, TUNING_SEED)
-        rows = [r for r in plan.known_trials if (r.stage, r.cell, r.seed) == key]
+        key = ("tune", arm, TUNING_SEED)
+        rows = [r for r in plan.known_trials if (r.stage, r.arm, r.seed) == key]
         extra, rungs = tuple[str, ...](), tuple[int, ...]()
         if winner is None:
             least = min(row.tokens for row in rows)
             rows = [row for row in rows if row.tokens == least]
             template, stage, finest = rows[0], "search", FINEST
-            centre = plan.tuning_centre(template.batch_size, template.optimizer)
+            centre = plan.tuning_centre(arm)
             grid = tuple(centre * factor for factor in GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             # With a target the schedule ends late trials; a command cannot pause.
@@ -196,7 +196,7 @@ class Tuning:
                 rungs = rung_steps(plan.course(template), plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
-            final = self.open_finals[cell][0]
+            final = self.open_finals[arm][0]
             template = final.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
             confirmed = (template.tokens, *own.values())
             rows = [r for r in rows if (r.tokens, r.beta2, r.weight_decay) == confirmed]
@@ -205,8 +205,7 @@ class Tuning:
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
         sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
-        subject = f"{template.optimizer or ''} batch size {cell[1]}".strip()
-        title = f"{subject}, {template.tokens} {plan.settings.token_unit}, {stage} {digest}"
+        title = f"{arm.label}, {template.tokens} {plan.settings.token_unit}, {stage} {digest}"
         trials = [self._read_trial(row, rungs) for row in rows]
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)

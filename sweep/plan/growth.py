@@ -46,9 +46,9 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
         "tuning": (old if was_tuned else new).settings.tuning,
     }
     unrecorded = {*old.unrecorded, *(new.unrecorded if adds else ())}
-    seeds = {(row.policy, row.learning_rate, row.cell): row.seed for row in old.known_trials}
+    seeds = {(row.policy, row.learning_rate, row.arm): row.seed for row in old.known_trials}
     has_more_seeds = any(
-        row.seed > seeds.get((row.policy, row.learning_rate, row.cell), row.seed) for row in added
+        row.seed > seeds.get((row.policy, row.learning_rate, row.arm), row.seed) for row in added
     )
     return old.model_copy(
         update={

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from sweep.config.experiment import Cell, Experiment
+from sweep.config.arms import Arm
+from sweep.config.experiment import Experiment
 from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
@@ -51,8 +52,8 @@ class PlannedTrial(Settings):
     forecast_seconds: float | None = None
 
     @property
-    def cell(self) -> Cell:
-        return self.optimizer, self.batch_size
+    def arm(self) -> Arm:
+        return Arm(self.optimizer, self.batch_size)
 
 
 class Inputs(Settings):
@@ -147,10 +148,12 @@ class Plan(Inputs):
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
-    def tuning_centre(self, batch_size: int, optimizer: str | None = None) -> float:
-        name, tuning = optimizer or self.settings.optimizer.name, self.settings.tuning
-        usual = Tuned().rate_at(batch_size, name)
-        return tuning.centres.get(name) or tuning.centre or usual
+    def tuning_centre(self, arm: Arm) -> float:
+        """Return the rate around which an arm is tuned."""
+        tuning = self.settings.tuning
+        optimizer = arm.optimizer or self.settings.optimizer.name
+        chosen = tuning.centres.get(optimizer) or tuning.centre
+        return chosen or Tuned().rate_at(arm.batch_size, optimizer)
 
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
@@ -164,7 +167,7 @@ class Plan(Inputs):
 
     def distinct_steps(self) -> list[TrialConfig]:
         """Return a config for each optimizer and batch size."""
-        rows = {row.cell: row for row in self.trials}
+        rows = {row.arm: row for row in self.trials}
         return [self.trial_config(row) for row in rows.values()]
 
     def with_execution(self, **changes: Any) -> "Plan":
@@ -206,7 +209,7 @@ def build_plan(
     old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
     finals = [row for row in old_rows if row.stage == "final"]
-    winners = {row.cell: row for row in finals if is_tuned(row.policy)}
+    winners = {row.arm: row for row in finals if is_tuned(row.policy)}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
@@ -232,23 +235,23 @@ def build_plan(
     if policy.is_tuned:
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence, is_of_tuning=True)
-        for cell in [cell for cell in experiment.cells if cell not in winners]:
-            row = _plan_cell(plan, policy, cell, tuning_tokens)
+        for arm in [arm for arm in experiment.arms if arm not in winners]:
+            row = _plan_arm(plan, policy, arm, tuning_tokens)
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            centre = plan.tuning_centre(row.batch_size, row.optimizer)
+            centre = plan.tuning_centre(row.arm)
             rows += [plan.with_rate(row, centre * factor) for factor in GRID]
-    for cell in experiment.cells:
-        report = _plan_cell(plan, policy, cell, tokens)
+    for arm in experiment.arms:
+        final = _plan_arm(plan, policy, arm, tokens)
         seeds = experiment.seeds or policy.default_seeds
         if seeds == "auto":
-            present = (row.seed + 1 for row in finals_of(policy, old_rows, [cell]))
+            present = (row.seed + 1 for row in finals_of(policy, old_rows, [arm]))
             seeds = max([LEAST_SEEDS, *present])
         for seed in range(int(seeds)):
-            row = report.model_copy(update={"seed": seed})
+            row = final.model_copy(update={"seed": seed})
             if not policy.is_tuned:
                 row = plan.with_rate(row, policy.rate_at(row.batch_size))
-            elif cell in winners:
-                row = plan.with_rate_of(winners[cell], row)
+            elif arm in winners:
+                row = plan.with_rate_of(winners[arm], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
 
@@ -262,35 +265,35 @@ def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, .
         experiment: the command's.
     """
     ids = {row.id for row in new.known_trials}
-    tuning = {row.cell for row in new.trials if row.id is None}
+    tuning = {row.arm for row in new.trials if row.id is None}
     if experiment.seeds == "auto":
-        tuning |= {*experiment.cells}
+        tuning |= {*experiment.arms}
     return tuple(
         str(row.id)
         for row in plan.known_trials  # with all rates that tuning has tried so far
-        if row.id in ids or (row.stage == "tune" and row.cell in tuning)
+        if row.id in ids or (row.stage == "tune" and row.arm in tuning)
     )
 
 
 def finals_of(
-    policy: Policy, rows: Iterable[PlannedTrial], cells: Collection[Cell]
+    policy: Policy, rows: Iterable[PlannedTrial], arms: Collection[Arm]
 ) -> list[PlannedTrial]:
     """Return the final trials of a policy, which a fixed rate is part of."""
     return [
         row
         for row in rows
         if row.stage == "final"
-        and row.cell in cells
+        and row.arm in arms
         and policy.is_policy_of(row.policy, row.learning_rate)
     ]
 
 
-def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]) -> PlannedTrial:
-    """Plan a trial of a cell; the seed, the rate and the id are filled in later."""
+def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -> PlannedTrial:
+    """Plan a trial of an arm; the seed, the rate and the id are filled in later."""
     execution = plan.execution
     sequence = plan.tokens_per_sequence
-    name, batch = cell
-    optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(name))
+    batch = arm.batch_size
+    optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(arm.optimizer))
     schedule = policy.adapt_schedule(plan.settings.schedule)
     fastest = tokens_at_once(execution.device) // sequence
     if plan.settings.workload.is_program:
@@ -308,7 +311,7 @@ def _plan_cell(plan: Plan, policy: Policy, cell: Cell, counts: Mapping[int, int]
     course = Course.of_tokens(batch, sequence, counts[batch])
     return PlannedTrial(
         policy=policy.name,
-        optimizer=name,
+        optimizer=arm.optimizer,
         batch_size=batch,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,

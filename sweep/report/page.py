@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from sweep.config.colors import batch_colors
+from sweep.config.arms import batch_colors
 from sweep.report.charts import Chart
 
 FOLDER = Path(__file__).parent

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from sweep.config.colors import batch_colors
+from sweep.config.arms import batch_colors
 from sweep.errors import printable
 
 Spec = dict[str, Any]

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweep.config.colors import batch_colors
+from sweep.config.arms import arm_colors
 from sweep.config.numbers import short
 from sweep.errors import CorruptFile, SweepError, cut
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
@@ -63,7 +63,7 @@ class Mirror(threading.Thread):
         self._runs: dict[str, Run] = {}  # by trial id; the parent run's key is empty
         self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
-        self._colors = batch_colors(row.batch_size for row in plan.trials)
+        self._colors = arm_colors(row.arm for row in plan.trials)
         self._is_locked = False  # another process locks the database
         self._error = "it has not answered in time"  # empty: the last pass came to its end
         # Sentences with remedies about what no later pass can send: all, or damaged trials by id.
@@ -190,7 +190,7 @@ class Mirror(threading.Thread):
         run, plan_time = self._runs[""], self.folder.plan_path.stat().st_mtime_ns
         if plan_time != self._plan_time:
             self.plan = load_plan(self.folder) or self.plan
-            self._colors = batch_colors(row.batch_size for row in self.plan.trials)
+            self._colors = arm_colors(row.arm for row in self.plan.trials)
             self._log_files(run, self.folder.path, ("plan.json",))
             self._plan_time = plan_time
         run_status, tags = "RUNNING", {"sweep.files": "plan.json"}
@@ -239,7 +239,7 @@ class Mirror(threading.Thread):
         result = trial.read_result()  # refuses a damaged one
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
-        sent = status, length, is_last, self._colors[row.batch_size]
+        sent = status, length, is_last, self._colors[row.arm]
         if self._sent.get(trial.id) == sent or (run is None and status.state is State.WAITING):
             return
         self._damage.pop(trial.id, None)
@@ -256,8 +256,8 @@ class Mirror(threading.Thread):
             "sweep.status": json.dumps(asdict(shortened)),
             "sweep.files": " ".join(files) if is_finished else "",  # files of this state
         }
-        if run is not None and run.data.tags.get(COLOR) != self._colors[row.batch_size]:
-            self._client.set_tag(run.info.run_id, COLOR, self._colors[row.batch_size])
+        if run is not None and run.data.tags.get(COLOR) != self._colors[row.arm]:
+            self._client.set_tag(run.info.run_id, COLOR, self._colors[row.arm])
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
             lines = self._read_curve(trial)
@@ -309,12 +309,13 @@ class Mirror(threading.Thread):
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
-            batch = str(row.batch_size).zfill(max(4, len(str(max(self._colors)))))  # sortable
+            largest = max(arm.batch_size for arm in self._colors)
+            batch = str(row.batch_size).zfill(max(4, len(str(largest))))  # sortable
             rate = short(float(f"{row.learning_rate:.3g}"))
             parts = ["tune:" * (row.stage == "tune"), row.optimizer, f"batch {batch}"]
             name = f"{' '.join(filter(None, parts))} · lr {rate} · seed {row.seed}"
             start = points[0][1] if points else None
-            tags = {"sweep.trial_id": trial.id, COLOR: self._colors[row.batch_size]}
+            tags = {"sweep.trial_id": trial.id, COLOR: self._colors[row.arm]}
             run = self._create_run(trial.id, name, tags, start)
         first = newest[0] if newest else 0  # sent again, as it may be incomplete
         final = {} if result is None else _final_metrics(result)

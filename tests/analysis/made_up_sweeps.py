@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sweep.config.arms import Arm
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.settings import settings_of
@@ -83,7 +84,7 @@ def write_clear_results(path: Path, plan: Plan, levels: Mapping[int, float]) -> 
     rng, results = random.Random(0), list[Ended]()
     for row in plan.trials:
         level = levels[row.batch_size]
-        rates = [r.learning_rate or 1.0 for r in plan.trials if r.cell == row.cell and r.id]
+        rates = [r.learning_rate or 1.0 for r in plan.trials if r.arm == row.arm and r.id]
         centre = math.exp(sum(map(math.log, rates)) / len(rates))
         if row.id is None:
             row = plan.with_rate(row, centre)
@@ -118,27 +119,27 @@ def _is_tuned(plan: Plan) -> bool:
 
 def _report(plan: Plan, rng: random.Random) -> list[Ended]:
     noise, failing = rng.choice([0.001, 0.01, 0.05]), rng.choice([0.0, 0.0, 0.1])
-    gaps = {cell: rng.choice([0.0, 0.005, 0.02, 0.2]) for cell in plan.settings.cells}
+    gaps = {arm: rng.choice([0.0, 0.005, 0.02, 0.2]) for arm in plan.settings.arms}
     rows = [row for row in plan.trials if row.policy != "tuned" and row.stage == "final"]
-    return [_end(row, 1.0 + gaps[row.cell], noise, failing, rng) for row in rows]
+    return [_end(row, 1.0 + gaps[row.arm], noise, failing, rng) for row in rows]
 
 
 def _search_and_report(plan: Plan, rng: random.Random) -> list[Ended]:
     results = _report(plan, rng)
     noise, failing = rng.choice([0.0005, 0.002, 0.02]), rng.choice([0.0, 0.0, 0.0, 0.05])
     is_equal = rng.random() < 0.05
-    for cell in plan.settings.cells:
+    for arm in plan.settings.arms:
         level = 1.0 + rng.choice([0.0, 0.004, 0.02, 0.1])
         shift, limit = rng.choice([0.0, 0.3, -0.2, 0.6, 2.5]), rng.choice([1.2, 9.0, 9.0])
         if rng.random() < 0.03:
             limit = -9.0  # every rate diverges
-        grid = [row for row in plan.trials if row.stage == "tune" and row.cell == cell]
+        grid = [row for row in plan.trials if row.stage == "tune" and row.arm == arm]
         centre = math.exp(sum(math.log(row.learning_rate or 1) for row in grid) / len(grid))
         template = grid[0]
         if rng.random() < 0.9:  # otherwise the search found its winner on fewer tokens only
-            report_tokens = _report_tokens(plan, cell)
-            steps = report_tokens // (cell[1] * plan.tokens_per_sequence)
-            template = template.model_copy(update={"tokens": report_tokens, "steps": steps})
+            final_tokens = _final_tokens(plan, arm)
+            steps = final_tokens // (arm.batch_size * plan.tokens_per_sequence)
+            template = template.model_copy(update={"tokens": final_tokens, "steps": steps})
         factors = [2.0 ** (i / 2) for i in range(-4, 5)]
         if rng.random() < 0.3:
             factors = [1.0, 0.5, 2.0, 0.25, 4.0]
@@ -171,11 +172,11 @@ def _search_and_report(plan: Plan, rng: random.Random) -> list[Ended]:
     return list({row.id: (row, outcome, value) for row, outcome, value in results}.values())
 
 
-def _report_tokens(plan: Plan, cell: Any) -> int:
+def _final_tokens(plan: Plan, arm: Arm) -> int:
     from sweep.plan.course import tokens_per_trial
 
     sizes = {row.batch_size for row in plan.trials}
-    return tokens_per_trial(plan.token_budget, sizes, plan.tokens_per_sequence)[0][cell[1]]
+    return tokens_per_trial(plan.token_budget, sizes, plan.tokens_per_sequence)[0][arm.batch_size]
 
 
 def _end(

@@ -222,7 +222,7 @@ def to_target(tmp_path):
         for row in plan.trials:
             taken = (taken_at or {}).get(row.batch_size, hyperbola(600, 60_000, row.batch_size))
             if row.stage == "tune":
-                off = math.log2(row.learning_rate / plan.tuning_centre(row.batch_size))
+                off = math.log2(row.learning_rate / plan.tuning_centre(row.arm))
                 taken *= 1 + 0.5 * off**2
             else:
                 taken *= math.exp(0.01 * rng.normal())

@@ -90,8 +90,8 @@ def check_proposal(path):
         hours = planned.request.experiment.answer.max_hours
         assert hours is None or hours > 0.01
     assert rows
-    proposed = [(r.stage, r.cell, r.seed, r.learning_rate) for r in sweep.next_step.trials]
-    assert Counter(proposed) == Counter((r.stage, r.cell, r.seed, r.learning_rate) for r in rows)
+    proposed = [(r.stage, r.arm, r.seed, r.learning_rate) for r in sweep.next_step.trials]
+    assert Counter(proposed) == Counter((r.stage, r.arm, r.seed, r.learning_rate) for r in rows)
     return "elsewhere" if planned.request.folder.path != path else "same folder"
 
 

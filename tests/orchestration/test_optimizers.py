@@ -99,9 +99,9 @@ def test_ranks_swap_where_theory_says(swapped):
 
 def test_each_optimizer_is_tuned_at_each_batch_size_by_as_many_trials(swapped):
     rows = load_plan(swapped.folder).trials
-    tuned = Counter(row.cell for row in rows if row.stage == "tune")
+    tuned = Counter(row.arm for row in rows if row.stage == "tune")
     assert tuned.keys() == {*product(INVERSES, (16, 128))} and len({*tuned.values()}) == 1
-    rates = {(row.cell, row.learning_rate) for row in rows if row.stage == "final"}
+    rates = {(row.arm, row.learning_rate) for row in rows if row.stage == "final"}
     assert len(rates) == 4
     storage = f"sqlite:///{swapped.folder.path}/optuna.db"
     studies = optuna.get_all_study_names(storage)

@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from sweep.config.arms import Arm
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, Science
@@ -206,7 +207,7 @@ def test_trials_of_several_optimizers_are_those_of_each_alone(lr):
         alone = make(optimizers=name, lr=lr)
         assert [row.id for row in several.trials if row.optimizer == name] == ids(alone)
     assert len(several.trials) == 3 * len(make(lr=lr).trials)
-    assert {row.cell for row in several.trials} == {*several.settings.cells}
+    assert {row.arm for row in several.trials} == {*several.settings.arms}
 
 
 def test_an_optimizer_has_its_own_centre_of_rates_and_time_scale_of_weight_decay():
@@ -219,7 +220,8 @@ def test_an_optimizer_has_its_own_centre_of_rates_and_time_scale_of_weight_decay
         assert products[0] == pytest.approx(products[1])
     chosen = {"centre": 0.5, "centres": {"sgd": 2.0}}
     plan = make(optimizers="adamw,sgd", lr="tuned", tuning=chosen)
-    assert plan.tuning_centre(4, "adamw") == 0.5 and plan.tuning_centre(4, "sgd") == 2.0
+    assert plan.tuning_centre(Arm("adamw", 4)) == 0.5
+    assert plan.tuning_centre(Arm("sgd", 4)) == 2.0
 
 
 def test_more_batch_sizes_and_seeds_of_several_optimizers_keep_the_old_trials():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
-from sweep.config.colors import batch_colors
+from sweep.config.arms import batch_colors
 from sweep.report import charts
 from sweep.report.vega import SIZE, TOP, channel, layer
 from tests.analysis.fake_sweeps import write_fake_sweep

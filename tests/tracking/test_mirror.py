@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command
-from sweep.config.colors import batch_colors
+from sweep.config.arms import batch_colors
 from sweep.errors import CorruptFile
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from sweep.cli import sweep as command
-from sweep.config.colors import batch_colors
+from sweep.config.arms import batch_colors
 from sweep.errors import SweepError
 from sweep.tracking.store import connect, default_tracking_uri, page_address, ui_command
 from sweep.trial.files import read_metrics

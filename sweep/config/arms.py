@@ -1,0 +1,43 @@
+"""Arms, which a sweep compares: their labels, their order, and their colors everywhere."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Evenly spaced in hue; each has a contrast of at least 3 with white and with a dark page.
+STOPS = ("#3b74d8", "#1c8fb5", "#1a9468", "#7b8c17", "#c07a00", "#d5502f", "#b8458f")
+
+
+class Arm(NamedTuple):
+    """An optimizer and a batch size. The order is that of the plan."""
+
+    optimizer: str | None  # None: the sweep has only one
+    batch_size: int
+
+    @property
+    def label(self) -> str:
+        """Such as `batch size 64` and `muon batch size 64`."""
+        size = f"batch size {self.batch_size}"
+        return size if self.optimizer is None else f"{self.optimizer} {size}"
+
+
+def arm_colors(arms: Iterable[Arm]) -> dict[Arm, str]:
+    """Return the color (#rrggbb) of each arm, which is that of its batch size."""
+    listed = list(arms)
+    colors = batch_colors(arm.batch_size for arm in listed)
+    return {arm: colors[arm.batch_size] for arm in listed}
+
+
+def batch_colors(batch_sizes: Iterable[int]) -> dict[int, str]:
+    """Return a color (#rrggbb) for each batch size, blue for the smallest to purple."""
+    import numpy as np
+
+    sizes = sorted(set(batch_sizes))
+    stops = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in STOPS])
+    positions = np.linspace(0, len(stops) - 1, len(sizes))
+    ends = np.arange(len(stops))
+    parts = [np.interp(positions, ends, part).round().astype(int) for part in stops.T]
+
+    colors = {}
+    for size, (red, green, blue) in zip(sizes, np.array(parts).T.tolist(), strict=True):
+        colors[size] = f"#{red:02x}{green:02x}{blue:02x}"
+    return colors
