@@ -1,16 +1,20 @@
 """Plan and run a sweep, from Python or the command line."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweep.analysis.results import Sweep, load_sweep
+from sweep.config.trial import Services
 from sweep.errors import SweepError
-from sweep.orchestration.costs import estimate
-from sweep.orchestration.planning import Planned, make_plan, read_request
+from sweep.orchestration.estimates import estimate
+from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.progress import Progress
+from sweep.orchestration.request import read_request
 from sweep.orchestration.runner import Summary, check_request, finished_summary, prepare, run_plan
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
+from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause
 
 if TYPE_CHECKING:
@@ -23,7 +27,9 @@ def plan_sweep(
     experiment: str | None = None, *, out: str | Path | None = None, **settings: "Unpack[Overrides]"
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
-    return estimate(make_plan(read_request(experiment, {**settings}, out))).command_rows()
+    request = read_request(experiment, {**settings}, out)
+    planned = make_plan(request)
+    return replace(planned, plan=estimate(planned.plan, request.folder)).command_rows()
 
 
 def run_sweep(
@@ -45,11 +51,15 @@ def run_sweep(
         SweepError: bad input, before anything is written; or the storage failed.
         KeyboardInterrupt: Ctrl-C, after the running trials were saved.
     """
-    planned = make_plan(read_request(experiment, {**settings}, out))
-    check_request(planned)
-    if (summary := finished_summary(planned)) is None:
-        prepare(planned)
-        summary = run_planned(estimate(planned), not show_progress)
+    request = read_request(experiment, {**settings}, out)
+    folder, services = request.folder, request.services
+    planned = make_plan(request)
+    check_request(planned.plan, folder, services)
+    summary = finished_summary(planned, folder, services)
+    if summary is None:
+        prepare(planned.plan, folder, services)
+        planned = replace(planned, plan=estimate(planned.plan, folder))
+        summary = run_planned(planned, folder, services, not show_progress)
     if summary.problem:
         raise SweepError(summary.problem)
     if summary.is_interrupted:
@@ -58,16 +68,21 @@ def run_sweep(
 
 
 def run_planned(
-    planned: Planned, is_quiet: bool, retried_causes: frozenset[Cause] = frozenset()
+    planned: Planned,
+    folder: SweepFolder,
+    services: Services,
+    is_quiet: bool,
+    retried_causes: frozenset[Cause] = frozenset(),
 ) -> Summary:
     """Run the trials of a plan with a display of progress, and write the report."""
-    folder = planned.request.folder
-    is_open = planned.is_tuned or planned.adds_seeds
+    is_open = planned.awaits_rates or planned.adds_seeds
     finals = sum(row.stage == "final" for row in planned.plan.trials) if is_open else 0
     ids = None if is_open else planned.requested
     with Progress(folder, ids, is_quiet, finals) as progress:
         return run_plan(
             planned,
+            folder,
+            services,
             retried_causes=retried_causes,
             on_change=progress.update,
             on_finished=lambda: write_report(folder.path),

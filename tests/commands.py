@@ -2,7 +2,8 @@
 
 import sys
 
-from sweep.orchestration.planning import make_plan, read_request, save_plan
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.request import read_request
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, outcome_of
 from sweep.trial.folder import SweepFolder

@@ -31,7 +31,8 @@ from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
 from sweep.config.trial import Execution
 from sweep.orchestration.executors.build import installed_executors, services_table
-from sweep.orchestration.planning import make_plan, read_request
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import read_request
 from tests.commands import SCRIPT
 from tests.extension.packages import Package
 from tests.hugging_face import STORIES, save_model

@@ -12,7 +12,7 @@ import pytest
 
 from experiments.studies.outside.study import COMMAND, ROOT, TOLERANCE, compare, run_both
 from sweep.orchestration.check import check_command
-from sweep.orchestration.planning import read_request
+from sweep.orchestration.request import read_request
 
 EXAMPLES = ROOT / "experiments" / "examples"
 

@@ -107,36 +107,40 @@ def run(
         logging.getLogger("sweep").setLevel("WARNING")
     LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan, print_results
-    from sweep.orchestration.costs import estimate
-    from sweep.orchestration.planning import make_plan, read_request
+    from sweep.orchestration.estimates import estimate
+    from sweep.orchestration.planning import make_plan
+    from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import check_request, finished_summary, prepare, rows_to_run
     from sweep.orchestration.status import sweep_status
     from sweep.trial.status import Cause
 
     request = read_request(experiment, settings, out)
-    folder, planned = request.folder, make_plan(request)
+    folder, services = request.folder, request.services
+    planned = make_plan(request)
     if only:
         chosen = {_match(prefix, planned.requested, "only", "plan --json"): None for prefix in only}
         plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
         planned = replace(planned, plan=plan, requested=tuple(chosen))
-    check_request(planned)
+    check_request(planned.plan, folder, services)
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     if dry_run:
-        print_plan(estimate(planned), retried_causes, json, is_verbose=verbose)
+        planned = replace(planned, plan=estimate(planned.plan, folder))
+        print_plan(planned, folder, retried_causes, json, is_verbose=verbose)
         return 0
-    summary = finished_summary(planned, retried_causes)
+    summary = finished_summary(planned, folder, services, retried_causes)
     if summary is None:
         if not quiet:  # preparing the data may take long
             logging.getLogger("sweep").setLevel("INFO")
-        prepare(planned)
-        planned = estimate(planned)
+        prepare(planned.plan, folder, services)
+        planned = replace(planned, plan=estimate(planned.plan, folder))
         if not quiet:
-            print_plan(planned, retried_causes, to_stderr=True, is_verbose=verbose)
+            print_plan(planned, folder, retried_causes, to_stderr=True, is_verbose=verbose)
         if not yes:
-            _confirm(rows_to_run(planned, retried_causes), "at least " * planned.adds_seeds)
+            to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
+            _confirm(to_run, "at least " * planned.adds_seeds)
         from sweep.api import run_planned  # slow
 
-        summary = run_planned(planned, quiet, retried_causes)
+        summary = run_planned(planned, folder, services, quiet, retried_causes)
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     with contextlib.suppress(BrokenPipeError, SystemExit):  # Ctrl-C of `… | tee log`
         print_results(document, folder, json)
@@ -185,8 +189,9 @@ def plan(
     """Print the plan with memory, time, disk and cost, without training."""
     LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan
-    from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
-    from sweep.orchestration.planning import make_plan, read_request, save_plan
+    from sweep.orchestration.estimates import cost_on_cluster, estimate, parse_cluster
+    from sweep.orchestration.planning import make_plan, save_plan
+    from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import holding, rows_to_run
 
     request = read_request(experiment, settings, out)
@@ -194,11 +199,13 @@ def plan(
     size = None if cluster is None else parse_cluster(cluster)
     if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
-    planned = estimate(make_plan(request, is_elsewhere=bool(size)))
+    planned = make_plan(request, is_elsewhere=bool(size))
+    planned = replace(planned, plan=estimate(planned.plan, folder))
     if size:
-        to_run = planned.plan.model_copy(update={"trials": rows_to_run(planned)})
+        rows = rows_to_run(planned.command_rows(), folder)
+        to_run = planned.plan.model_copy(update={"trials": rows})
         cost = cost_on_cluster(to_run, *size, price)
-    print_plan(planned, as_json=json, cost=cost, is_verbose=verbose)
+    print_plan(planned, folder, as_json=json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
@@ -215,7 +222,7 @@ def check(experiment: str | None, out: Path | None, json: bool, **settings: Any)
     """
     from sweep.analysis.checks import checks_of_command
     from sweep.orchestration.check import check_command
-    from sweep.orchestration.planning import read_request
+    from sweep.orchestration.request import read_request
 
     steps, show = settings.pop("steps"), partial(echo, err=True)
     document = check_command(read_request(experiment, settings, out), show, steps)

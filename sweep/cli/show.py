@@ -51,6 +51,7 @@ def write_if(value: float | None, write: Callable[[float], str] = "{:.5g}".forma
 
 def print_plan(
     planned: Planned,
+    folder: SweepFolder,
     retried_causes: frozenset[Cause] = frozenset(),
     as_json: bool = False,
     to_stderr: bool = False,
@@ -58,9 +59,10 @@ def print_plan(
     is_verbose: bool = False,
 ) -> None:
     """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
-    plan, to_run = planned.command_rows(), rows_to_run(planned, retried_causes)
+    plan = planned.command_rows()
+    to_run = rows_to_run(plan, folder, retried_causes)
     if as_json:
-        for line in _data_lines(planned):
+        for line in _data_lines(plan, folder):
             say(line, to_stderr=True)
         print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
         return
@@ -105,7 +107,7 @@ def print_plan(
         lines.append(cells)
     console.print(build_table(lines, gap=1 if settings.optimizers or is_verbose else 2))
     notes = _plan_notes(plan, to_run)
-    unused = settings_without_effect(planned.request.experiment)
+    unused = settings_without_effect(planned.experiment)
     notes = {"Without effect": "; ".join(map(str, unused))} | notes
     if cost:
         notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
@@ -114,14 +116,14 @@ def print_plan(
         notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
     notes |= _internal_notes(plan) if is_verbose else {}
     note_lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
-    say("\n".join([*_data_lines(planned), *note_lines]), to_stderr)
+    say("\n".join([*_data_lines(plan, folder), *note_lines]), to_stderr)
     _print_proposal(plan, to_stderr)
     echo("", err=to_stderr)
 
 
-def _data_lines(planned: Planned) -> list[str]:
+def _data_lines(plan: Plan, folder: SweepFolder) -> list[str]:
     """Return what is read of the user's files or of a data set of the hub, and what is not."""
-    plan = planned.request.folder.located(planned.plan)
+    plan = folder.located(plan)
     tokenizer = tokenizer_of(plan.settings)
     if plan.data is None or tokenizer is None or plan.data["name"] not in ("path", "hf"):
         return []

@@ -9,7 +9,8 @@ from typing import Any
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 from sweep.orchestration.executors.local import LocalExecutor
-from sweep.orchestration.planning import Request, make_plan, save_plan
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import holding
 from sweep.plan.policies import parse_policy
 from sweep.plan.retry import Outcome, begin_attempt, microbatch_within

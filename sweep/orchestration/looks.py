@@ -1,20 +1,19 @@
 """`--seeds auto`: which trials the answer needs next, decided from the folder alone."""
 
+from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
 from sweep.decision import next as following
 from sweep.decision.trials import TrialRecord, compared_value
-from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import parse_policy
 from sweep.trial.folder import SweepFolder
 
 
-def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
+def next_trials(plan: Plan, experiment: Experiment, folder: SweepFolder) -> list[PlannedTrial]:
     """Return the seeds and tuning seeds to add; none once the answer is as clear as it can get.
 
     None either while a final trial waits, or if one failed: the next command runs it again.
     """
-    experiment, folder = planned.request.experiment, planned.request.folder
     policy = parse_policy(experiment.lr).name
     rows = [row for row in plan.known_trials if row.policy == policy]
     records = [read_record(folder, row, plan.settings.objective) for row in rows]

@@ -15,7 +15,9 @@ from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.probe import LEAST_SOAK, OnPoint, probe
 from sweep.memory.search import Forecast, fit_line
-from sweep.orchestration import planning
+from sweep.orchestration.inputs import identify_inputs
+from sweep.orchestration.planning import first_plan
+from sweep.orchestration.request import Request, read_request
 from sweep.plan.plan import Plan
 from sweep.training.device import memory_limit, usable_memory
 from sweep.trial.folder import SweepFolder
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
 HERE = SweepFolder(Path())
 
 
-def _plan_steps(request: planning.Request, is_elsewhere: bool = False) -> Plan:
+def _plan_steps(request: Request, is_elsewhere: bool = False) -> Plan:
     """Plan one trial per batch size, of the experiment's first optimizer.
 
     Each step is one microbatch, unless the user chose the microbatch.
     """
     if request.experiment.workload.is_program:
         raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
-    request, inputs = planning.identify_inputs(replace(request, folder=HERE, command=()))
+    request, inputs = identify_inputs(replace(request, folder=HERE, command=()))
     experiment, execution = request.experiment, request.execution
     # Memory does not depend on the budget, which may be less than a step of these sizes.
     step_tokens = max(experiment.batches) * experiment.tokens_per_sequence
@@ -44,7 +46,7 @@ def _plan_steps(request: planning.Request, is_elsewhere: bool = False) -> Plan:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     experiment = experiment.model_copy(update=changes)
     whole = replace(request, experiment=experiment, execution=execution)
-    return HERE.located(planning.first_plan(whole, inputs, is_elsewhere))
+    return HERE.located(first_plan(whole, inputs, is_elsewhere))
 
 
 def _head(plan: Plan, sizes_in_run: Mapping[str, int] | None) -> dict[str, Any]:
@@ -65,15 +67,15 @@ def _head(plan: Plan, sizes_in_run: Mapping[str, int] | None) -> dict[str, Any]:
 
 def _read_request(
     experiment: str | None, values: Mapping[str, Any]
-) -> tuple[planning.Request, dict[str, int] | None]:
+) -> tuple[Request, dict[str, int] | None]:
     """Parse a command about a model with its own sizes.
 
     Also return the vocabulary and the context that `sweep run` would use, if they differ.
     """
-    request = planning.read_request(experiment, values, keeps_model_sizes=True)
+    request = read_request(experiment, values, keeps_model_sizes=True)
     if request.experiment.model_source is None and request.experiment.init is None:
         return request, None
-    measured, trained = request.experiment.model, planning.read_request(experiment, values)
+    measured, trained = request.experiment.model, read_request(experiment, values)
     sizes = {name: getattr(trained.experiment.model, name) for name in SIZES}
     is_same = all(getattr(measured, name) == size for name, size in sizes.items())
     return request, None if is_same else sizes

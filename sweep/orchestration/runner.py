@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sweep.config.hub import weights_folder
-from sweep.config.trial import tokenizer_of
-from sweep.data.tokens import prepare_data
+from sweep.config.trial import Services
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration import planning
-from sweep.orchestration.costs import check_disk
+from sweep.orchestration.estimates import check_disk
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.build import build_executor, check_services
+from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.looks import next_trials
+from sweep.orchestration.planning import Planned, check_writable, save_plan
 from sweep.orchestration.schedule import Scheduler
-from sweep.plan.plan import PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.signals import handle_unless_ignored
 from sweep.tracking.mirror import Mirror
@@ -30,6 +29,7 @@ from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 from sweep.trial.status import Cause, State, TrialStatus, overall_state
 
 LOG = logging.getLogger(__name__)
+LOCAL = Services()
 MIRROR_SECONDS = 30.0  # limit on the mirror's last pass
 
 
@@ -53,80 +53,64 @@ class Summary:
 
 
 def rows_to_run(
-    planned: planning.Planned, retried_causes: frozenset[Cause] = frozenset()
+    plan: Plan, folder: SweepFolder, retried_causes: frozenset[Cause] = frozenset()
 ) -> tuple[PlannedTrial, ...]:
-    """Return the rows that a command trains: those without a rate yet, and unfinished trials."""
-    find, rows = planned.request.folder.trial, planned.command_rows().trials
-    pairs = ((row, row.id and find(row.id).read_status()) for row in rows)
-    return tuple(row for row, status in pairs if not status or is_to_run(status, retried_causes))
+    """Return the rows of a plan to train: those without a rate yet, and unfinished trials."""
+    to_run = []
+    for row in plan.trials:
+        if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes):
+            to_run.append(row)
+    return tuple(to_run)
 
 
 def finished_summary(
-    planned: planning.Planned, retried_causes: frozenset[Cause] = frozenset()
+    planned: Planned,
+    folder: SweepFolder,
+    services: Services = LOCAL,
+    retried_causes: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
-    folder, uri = planned.request.folder, planned.request.services.tracking_uri
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    if rows_to_run(planned, retried_causes) or not is_mirrored(folder, uri):
+    to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
+    if to_run or not is_mirrored(folder, services.tracking_uri):
         return None
-    has_more = planned.adds_seeds and next_trials(planned, planned.plan)
-    return None if has_more else Summary(folder, states)
+    if planned.adds_seeds and next_trials(planned.plan, planned.experiment, folder):
+        return None
+    return Summary(folder, states)
 
 
-def check_request(planned: planning.Planned) -> None:
+def check_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
     """Refuse an experiment that trains nothing, and a folder or services that cannot be used."""
-    services = planned.request.services
-    planning.check_writable(planned.request.folder.path)
-    if planned.plan.settings.optimizer.name == "none":
+    check_writable(folder.path)
+    if plan.settings.optimizer.name == "none":
         problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
-        raise SweepError(f"experiment {planned.plan.experiment!r} {problem}.")
+        raise SweepError(f"experiment {plan.experiment!r} {problem}.")
     check_services(services)
     if services.tracking_uri:
         check_answers(services.tracking_uri)
-    if services.storage and planned.is_tuned:
+    awaits_rates = any(row.id is None for row in plan.trials)
+    if services.storage and awaits_rates:
         from sweep.orchestration.tuning import open_storage  # imports optuna
 
         open_storage(services.storage)
 
 
-def prepare(planned: planning.Planned) -> None:
+def prepare(plan: Plan, folder: SweepFolder, services: Services) -> None:
     """Refuse a store that only the folder names, and prepare text that needs no download.
 
     Estimates count its tokens.
     """
-    folder, services = planned.request.folder, planned.request.services
     if services.tracking_uri is None:
         recorded_uri(folder, read_record(folder))
-    if (planned.plan.data or {}).get("name") in ("path", "synthetic"):
+    if (plan.data or {}).get("name") in ("path", "synthetic"):
         with holding(folder):
-            _get_inputs(planned)
-
-
-def _get_inputs(planned: planning.Planned) -> None:
-    """Get data and weights, and check prompts, before anything of the sweep is written."""
-    folder = planned.request.folder
-    plan, tokenizer = folder.located(planned.plan), tokenizer_of(planned.plan.settings)
-    if plan.start and plan.init_path:
-        weights_folder(plan.init_path)
-    if plan.data and tokenizer:
-        text = prepare_data(plan.data, plan.data_path, tokenizer, LOG.info, plan.init_path)
-        if plan.settings.workload.samples:
-            planning.inspect_plan(plan, folder)  # its prompts
-        else:
-            text.check_window(plan.tokens_per_sequence)
-            asked = planned.request.experiment.evaluation.sequences or 0
-            windows = (len(text.valid) - 1) // plan.tokens_per_sequence
-            if asked > windows and plan.settings.target is None:
-                LOG.warning(
-                    f"The validation split has {windows:,} sequences, so evaluations take all of "
-                    f"them, not evaluation.sequences ({asked:,})."
-                )
-    if folder.stop_path.exists():
-        raise KeyboardInterrupt
+            get_inputs(plan, folder)
 
 
 def run_plan(
-    planned: planning.Planned,
+    planned: Planned,
+    folder: SweepFolder,
+    services: Services = LOCAL,
     *,
     executor: Executor | None = None,
     retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
@@ -135,21 +119,21 @@ def run_plan(
 ) -> Summary:
     """Prepare the data, write the plan, run the requested trials and all later rounds."""
     requested = dict.fromkeys(planned.requested)
-    folder, services = planned.request.folder, planned.request.services
     with contextlib.ExitStack() as stack:
         stack.enter_context(holding(folder))
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        _get_inputs(planned)
-        plan = planning.save_plan(planned.plan, folder)
-        arguments = plan, folder, executor, retried_causes, on_change, services.stall_minutes
-        schedule = Scheduler(*arguments)
+        get_inputs(planned.plan, folder)
+        plan = save_plan(planned.plan, folder)
+        schedule = Scheduler(
+            plan, folder, executor, retried_causes, on_change, services.stall_minutes
+        )
         mirror = Mirror(folder, plan, services.tracking_uri)
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                for pauses in _rounds(planned, schedule):
+                for pauses in _rounds(planned, schedule, services.storage):
                     requested |= dict.fromkeys(pauses)
                     schedule.run(pauses)
                     if schedule.is_ending:
@@ -164,23 +148,31 @@ def run_plan(
     return Summary(folder, states, schedule.is_ending, schedule.problem, untracked)
 
 
-def _rounds(planned: planning.Planned, schedule: Scheduler) -> Iterator[dict[str, int | None]]:
+def _rounds(
+    planned: Planned, schedule: Scheduler, storage: str | None
+) -> Iterator[dict[str, int | None]]:
     """Yield the trials with known rates, then rounds of tuning and of seeds, each when it starts.
 
     A round maps ids of trials to the step that they pause after; None: the last.
     """
-    known = planned.plan.known_trials if planned.is_tuned else ()
+    known = planned.plan.known_trials if planned.awaits_rates else ()
     tried = {row.id for row in known if row.stage == "tune"}
     yield dict.fromkeys(i for i in planned.requested if i not in tried)
-    if planned.is_tuned:
+    if planned.awaits_rates:
         from sweep.orchestration.tuning import Tuning
 
-        tuning = Tuning(planned.plan, schedule, planned.request.services.storage)
+        tuning = Tuning(planned.plan, schedule, storage)
         while pauses := tuning.next_round():
             yield pauses
-    started, hours = time.monotonic(), planned.request.experiment.answer.max_hours or math.inf
-    while planned.adds_seeds and (rows := next_trials(planned, schedule.plan)):
-        if time.monotonic() - started >= 3600 * hours:
+    if not planned.adds_seeds:
+        return
+
+    experiment = planned.experiment
+    hours = experiment.answer.max_hours or math.inf
+    end = time.monotonic() + 3600 * hours
+    while True:
+        rows = next_trials(schedule.plan, experiment, schedule.folder)
+        if not rows or time.monotonic() >= end:
             break
         yield schedule.add(rows)
 

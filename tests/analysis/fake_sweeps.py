@@ -9,7 +9,7 @@ from typing import Any
 
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
-from sweep.orchestration.planning import record_command
+from sweep.orchestration.request import record_command
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.resources import sha256_of_file

@@ -13,7 +13,7 @@ from sweep.config.settings import settings_of
 from sweep.config.trial import Execution
 from sweep.config.workloads import UserWorkload
 from sweep.orchestration.executors.build import services_table
-from sweep.orchestration.planning import record_command
+from sweep.orchestration.request import record_command
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan
 from sweep.resources import sha256_of_file

@@ -15,7 +15,8 @@ from sweep.cli import sweep as command_line
 from sweep.cli.commands import run
 from sweep.decision.proposal import propose_answer
 from sweep.orchestration.looks import next_trials, read_record
-from sweep.orchestration.planning import Planned, Request, make_plan, read_request
+from sweep.orchestration.planning import Planned, make_plan
+from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.commands import parse_command
 from sweep.plan.growth import grow_plan
@@ -56,7 +57,7 @@ def plan_command(command, sweep):
         request = Request(experiment, request.execution, request.folder, command=request.command)
     if not request.folder.plan_path.exists():
         plan = build_plan(request.experiment, CPU, Inputs())
-        return Planned(plan, tuple(str(row.id) for row in plan.known_trials), request)
+        return Planned(plan, tuple(str(row.id) for row in plan.known_trials), request.experiment)
     if workload != MAXIMIZED:
         return make_plan(request)
 
@@ -64,7 +65,13 @@ def plan_command(command, sweep):
     plan = grow_plan(sweep.plan, new)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
-    return Planned(plan, requested_ids(plan, new, request.experiment), request)
+    return Planned(plan, requested_ids(plan, new, request.experiment), request.experiment)
+
+
+def rows_of_command(command):
+    """Return the rows that a command trains in its folder."""
+    request = request_of(command)
+    return rows_to_run(make_plan(request).command_rows(), request.folder)
 
 
 def check_proposal(path):
@@ -81,18 +88,19 @@ def check_proposal(path):
         return "reason" if is_open else "settled"
     assert sweep.plan.execution.microbatch_bound is None  # a bound makes a made-up sweep's misfit
     planned = plan_command(answer.settle, sweep)
+    new_folder = request_of(answer.settle).folder
     finals = [row for row in planned.command_rows().trials if row.stage == "final"]
     assert len({row.tokens for row in finals}) == 1 or sweep.plan.settings.target is not None
     assert {row.batch_size for row in finals} >= {row.batch_size for row in answer.batch_sizes}
-    rows = rows_to_run(planned)
+    rows = rows_to_run(planned.command_rows(), new_folder)
     if not rows:  # only seeds follow, which a limit must not forbid
-        rows = next_trials(planned, planned.plan)
-        hours = planned.request.experiment.answer.max_hours
+        rows = next_trials(planned.plan, planned.experiment, new_folder)
+        hours = planned.experiment.answer.max_hours
         assert hours is None or hours > 0.01
     assert rows
     proposed = [(r.stage, r.arm, r.seed, r.learning_rate) for r in sweep.next_step.trials]
     assert Counter(proposed) == Counter((r.stage, r.arm, r.seed, r.learning_rate) for r in rows)
-    return "elsewhere" if planned.request.folder.path != path else "same folder"
+    return "elsewhere" if new_folder.path != path else "same folder"
 
 
 @pytest.mark.parametrize("number", SWEEPS)
@@ -258,7 +266,7 @@ def test_a_command_with_fixed_rates_is_tuned_next(script, tmp_path):
     command = next_command(path)
     flags = flags_of(command)
     assert (flags["command"], flags["lr"], flags["seeds"]) == (COMMAND, "tuned", "auto")
-    assert rows_to_run(make_plan(request_of(command)))
+    assert rows_of_command(command)
 
 
 def test_a_command_with_too_few_seeds_gets_more(script, tmp_path):
@@ -266,7 +274,7 @@ def test_a_command_with_too_few_seeds_gets_more(script, tmp_path):
     write_clear_results(path, plan_script("tuned", 2).plan, {4: 1.0, 8: 1.1})
     command = next_command(path)
     assert flags_of(command)["seeds"] == "auto"
-    assert rows_to_run(make_plan(request_of(command)))
+    assert rows_of_command(command)
 
 
 def test_a_command_whose_answer_is_clear_is_checked_next(script, tmp_path):

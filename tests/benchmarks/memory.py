@@ -24,7 +24,7 @@ from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
 from sweep.memory.probe import measure
 from sweep.memory.search import Measurement
-from sweep.orchestration.planning import LOSS_CHUNK_ROWS
+from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.device import device_memory, has_compiler
 from sweep.training.process import FreshProcess

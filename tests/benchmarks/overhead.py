@@ -31,8 +31,9 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     from sweep.config.load import load_experiment
     from sweep.config.trial import Execution
     from sweep.orchestration.executors.build import services_table
-    from sweep.orchestration.planning import Request, make_plan
+    from sweep.orchestration.planning import make_plan
     from sweep.orchestration.progress import Progress
+    from sweep.orchestration.request import Request
     from sweep.orchestration.runner import run_plan
     from sweep.trial.folder import SweepFolder
     from tests.fakes.executors import InlineExecutor
@@ -48,6 +49,8 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     with Progress(folder, None, is_quiet=False) as progress:
         summary = run_plan(
             planned,
+            folder,
+            services,
             executor=InlineExecutor() if kind == "local" else None,
             on_change=progress.update,
             on_finished=lambda: ended.append(time.perf_counter()),

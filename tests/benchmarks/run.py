@@ -25,7 +25,8 @@ from record import record
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import open_split, synthetic_identity
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
 
@@ -107,7 +108,7 @@ def compiled_trials(folder: Path) -> dict[str, object]:
     execution = planned.plan.execution.model_copy(update={"compile": True})
     planned = replace(planned, plan=planned.plan.model_copy(update={"execution": execution}))
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")):
-        run_plan(planned)
+        run_plan(planned, out)
     spent = ("seconds_training", "seconds_evaluation", "seconds_checkpoint", "seconds_noise")
     others = {}
     for trial in out.trials():

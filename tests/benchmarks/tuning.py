@@ -17,7 +17,8 @@ import pandas as pd
 from sweep.analysis.results import load_sweep
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
-from sweep.orchestration.planning import Planned, Request, make_plan
+from sweep.orchestration.planning import Planned, make_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -28,7 +29,7 @@ FIELDS = {"batches": [8, 16, 32], "budget": 98_304, "lr": "tuned", "seeds": 3}
 def tune(folder: SweepFolder) -> None:
     """Run the tuned sweep, or its remaining trials."""
     planned = make_plan(Request(load_experiment("quick", FIELDS), Execution(device="cpu"), folder))
-    run_plan(planned)
+    run_plan(planned, folder)
 
 
 def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
@@ -42,8 +43,7 @@ def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
             trial = plan.with_rate(report, float(row.learning_rate or 0))
             rows[str(trial.id)] = trial
     grid = plan.model_copy(update={"trials": tuple(rows.values())})
-    request = Request(grid.settings, grid.execution, folder)
-    run_plan(Planned(grid, tuple(rows), request))
+    run_plan(Planned(grid, tuple(rows), grid.settings), folder)
 
 
 def compare(tuned: Path, grid: Path) -> dict[str, Any]:

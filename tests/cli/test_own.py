@@ -157,7 +157,7 @@ def test_a_mistake_in_a_workload_is_refused_with_its_line_before_anything_runs(
     (tmp_path / "work/wrong.py").parent.mkdir(exist_ok=True)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wrong.py").write_text(WORKLOAD.replace(right, wrong))
-    monkeypatch.setattr("sweep.orchestration.planning.LOG.warning", lambda *_: None)
+    monkeypatch.setattr("sweep.orchestration.request.LOG.warning", lambda *_: None)
     message = refuse("plan", "--workload", "wrong:Lines", "--budget", "96", "--batches", "4")
     assert f"(wrong.py, line {line})" in message
     log = (tmp_path / "cache/user-code.log").read_text()

@@ -13,7 +13,9 @@ pytest.importorskip("transformers")
 PLAN = """
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
-from sweep.orchestration.planning import Request, first_plan, identify_inputs
+from sweep.orchestration.inputs import identify_inputs
+from sweep.orchestration.planning import first_plan
+from sweep.orchestration.request import Request
 from sweep.trial.folder import SweepFolder
 from pathlib import Path
 settings = {"data": "synthetic", FIELDS}

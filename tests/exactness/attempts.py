@@ -10,7 +10,8 @@ from typing import Any
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import WorkerDied
-from sweep.orchestration.planning import Request, make_plan, save_plan
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.request import Request
 from sweep.plan.retry import begin_attempt
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, ShouldStop

@@ -9,7 +9,8 @@ import pytest
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import synthetic_documents
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
@@ -28,7 +29,7 @@ def test_a_trained_model_approaches_the_bound_from_above(tmp_path, budget, share
     planned = make_plan(
         Request(load_experiment("quick", settings), Execution(device="cpu"), folder)
     )
-    assert run_plan(planned, executor=InlineExecutor()).exit_code == 0
+    assert run_plan(planned, folder, executor=InlineExecutor()).exit_code == 0
     documents = synthetic_documents(planned.plan.data, "valid")
     true_nats = np.array([-PARSER["log_probability"](text) for text in documents])
     trial = folder.trials()[0]

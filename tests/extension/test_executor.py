@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sweep.orchestration.executors.build import installed_executors
-from sweep.orchestration.planning import read_request
+from sweep.orchestration.request import read_request
 from sweep.plan.commands import parse_command
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import State

@@ -88,7 +88,7 @@ class Scene:
         return self._states / state / path.relative_to(self.folder.path)
 
     def run(self) -> int:
-        return run_plan(planned(self.folder, self.services)).exit_code
+        return run_plan(planned(self.folder, self.services), self.folder, self.services).exit_code
 
     def command(self, *options: str) -> Command:
         """Return `sweep run` as a process of its own."""

@@ -60,7 +60,7 @@ def test_a_copy_and_its_original_both_end_as_one(scene, tmp_path, count, state):
     copy = SweepFolder(tmp_path / "sweep")
     shutil.copytree(folder.path, copy.path)
     before = hash_files(folder.path)
-    assert run_plan(planned(copy)).exit_code == 0
+    assert run_plan(planned(copy), copy).exit_code == 0
     assert hash_files(folder.path) == before
     scene.judge(folder=copy)
     assert scene.run() == 0

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sweep.orchestration.costs import forecast_rows
+from sweep.orchestration.estimates import forecast_rows
 from sweep.orchestration.memory import forecast_memory
-from sweep.orchestration.planning import make_plan, read_request, save_plan
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.request import read_request
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
 

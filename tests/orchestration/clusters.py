@@ -10,7 +10,8 @@ from pathlib import Path
 
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution, Services
-from sweep.orchestration.planning import Planned, Request, make_plan, save_plan
+from sweep.orchestration.planning import Planned, make_plan, save_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder, TrialFolder
@@ -30,7 +31,7 @@ def run_in(
     experiment = load_experiment(settings.pop("experiment", "quadratic"), settings)
     folder = SweepFolder(path)
     planned = make_plan(Request(experiment, execution, folder, services))
-    return run_plan(planned, executor=executor, retried_causes=retried_causes)
+    return run_plan(planned, folder, services, executor=executor, retried_causes=retried_causes)
 
 
 def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: object) -> SweepFolder:

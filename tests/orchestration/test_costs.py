@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.orchestration.costs import cost_on_cluster
+from sweep.orchestration.estimates import cost_on_cluster
 from tests.plans import build_plan
 
 

@@ -13,7 +13,7 @@ from sweep.orchestration.executors.build import (
     find_executor,
     services_table,
 )
-from sweep.orchestration.planning import read_request
+from sweep.orchestration.request import read_request
 from sweep.trial.folder import SweepFolder
 
 ELSEWHERE = [executor for executor in EXECUTORS if executor.is_elsewhere]

@@ -47,7 +47,7 @@ def science(trial):
 def uninterrupted(tmp_path_factory):
     """Metric lines by batch size of the same trials without a disturbance, and faster."""
     folder = plan_trials(tmp_path_factory.mktemp("whole"), "quadratic", **FIELDS)
-    assert run_plan(planned(folder)).exit_code == 0
+    assert run_plan(planned(folder), folder).exit_code == 0
     return {trial.read_config().science.batch_size: science(trial) for trial in folder.trials()}
 
 

@@ -8,9 +8,10 @@ import pytest
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.orchestration import costs
-from sweep.orchestration.costs import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.planning import Planned, Request, make_plan, read_request, save_plan
+from sweep.orchestration import estimates
+from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.request import Request, read_request
 from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
@@ -90,9 +91,9 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
     folder = SweepFolder(tmp_path / "s")
     plan = plan_here(folder.path, batches="8,16,32", seeds=3)
     measured = {1: 0.012, 4: 0.042}, 0.05  # 0.002 + 0.01 per sequence
-    monkeypatch.setattr(costs, "run_job", lambda function, *arguments, seconds: measured)
+    monkeypatch.setattr(estimates, "run_job", lambda function, *arguments, seconds: measured)
     text = SimpleNamespace(train=range(64 * 100 + 1), valid=range(64 * 30 + 1))
-    monkeypatch.setattr(costs, "find_prepared", lambda *_: text)
+    monkeypatch.setattr(estimates, "find_prepared", lambda *_: text)
     sequences = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4) + 30
     seconds, factor, reason = estimate_seconds(plan, plan.trials, folder)
     for row, estimated in zip(plan.trials, seconds, strict=True):
@@ -100,7 +101,7 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
         assert estimated == pytest.approx(training + sequences * 0.01 / 3)
     assert factor == UNCERTAIN and not reason
     # On a busy machine they are uncertain, with the reason.
-    monkeypatch.setattr(costs, "run_job", lambda *_, seconds: (measured[0], 0.5))
+    monkeypatch.setattr(estimates, "run_job", lambda *_, seconds: (measured[0], 0.5))
     busy, factor, reason = estimate_seconds(plan, plan.trials, folder)
     assert busy == seconds and factor == 2 * UNCERTAIN and "50%" in reason
     # The sweep's own complete trials replace the measurement, with the time outside of training.
@@ -114,7 +115,7 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
 
 def test_an_estimate_that_takes_too_long_is_unknown_with_the_reason(tmp_path, monkeypatch):
     plan = plan_here(tmp_path, batches="8")
-    monkeypatch.setattr(costs, "TIMING_SECONDS", 1e-3)
+    monkeypatch.setattr(estimates, "TIMING_SECONDS", 1e-3)
     seconds, factor, reason = estimate_seconds(plan, plan.trials, SweepFolder(tmp_path))
     assert seconds == [None] and factor is None and "took longer" in reason
 
@@ -125,13 +126,13 @@ def test_each_optimizer_has_its_own_estimate(tmp_path, monkeypatch):
     request = Request(experiment, Execution(device="cpu"), SweepFolder(tmp_path / "s"))
 
     def measure(function, config, seconds=None):
-        if function is not costs.time_steps:
+        if function is not estimates.time_steps:
             raise SweepError("no forecast of memory")
         cost = {"adamw": 1.0, "muon": 2.0}[config.science.optimizer.name]
         return {1: 0.012 * cost, 4: 0.042 * cost}, 0.0
 
-    monkeypatch.setattr(costs, "run_job", measure)
-    rows = costs.estimate(make_plan(request)).plan.trials
+    monkeypatch.setattr(estimates, "run_job", measure)
+    rows = estimates.estimate(make_plan(request).plan, request.folder).trials
     cells = {(row.optimizer, row.batch_size, row.stage): row.forecast_seconds for row in rows}
     for (name, *cell), seconds in cells.items():
         assert seconds == pytest.approx(cells["adamw", *cell] * (1 + (name == "muon")))
@@ -145,12 +146,11 @@ def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_token
     plan = plan_here(tmp_path, lr="tuned", tuning={"budget": 49_152}, batches="8")
     save_plan(plan, folder)
     finish(folder, plan.trials[:1], lambda batch: 0.1)
-    monkeypatch.setattr(costs, "find_prepared", lambda *_: None)
-    planned = Planned(plan, (), Request(plan.settings, plan.execution, folder))
-    assert costs.estimate(planned).plan.epochs is None
+    monkeypatch.setattr(estimates, "find_prepared", lambda *_: None)
+    assert estimates.estimate(plan, folder).epochs is None
     text = SimpleNamespace(train=range(64 * 100 + 1))
-    monkeypatch.setattr(costs, "find_prepared", lambda *_: text)
-    estimated = costs.estimate(planned).plan
+    monkeypatch.setattr(estimates, "find_prepared", lambda *_: text)
+    estimated = estimates.estimate(plan, folder)
     seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
     assert seconds["final"] == pytest.approx(4 * seconds["tune"])
     assert estimated.forecast_factor == UNCERTAIN and estimated.epochs == 196_608 / 6400
@@ -181,12 +181,12 @@ def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(tmp_path
 
 
 def test_the_disk_need_not_hold_again_what_is_already_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(estimates.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     plan = plan_here(tmp_path, batches="8")
     with pytest.raises(SweepError, match="the disk must have"):
-        costs.check_disk(plan, SweepFolder(tmp_path), 1)
-    (tmp_path / "weights").write_bytes(b"x" * costs.disk_bytes(plan, 1))
-    costs.check_disk(plan, SweepFolder(tmp_path), 1)
+        estimates.check_disk(plan, SweepFolder(tmp_path), 1)
+    (tmp_path / "weights").write_bytes(b"x" * estimates.disk_bytes(plan, 1))
+    estimates.check_disk(plan, SweepFolder(tmp_path), 1)
 
 
 def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(tmp_path):

@@ -73,7 +73,7 @@ def cluster(ray_environment):
 def uninterrupted(tmp_path, go) -> SweepFolder:
     folder = plan_trials(tmp_path / "local")
     go.touch()
-    assert run_plan(planned(folder)).exit_code == 0
+    assert run_plan(planned(folder), folder).exit_code == 0
     go.unlink()
     return folder
 

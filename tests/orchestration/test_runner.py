@@ -12,7 +12,8 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.executors.local import attempt_slots
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder, TrialFolder
@@ -179,7 +180,7 @@ def test_if_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
         for row in planned.plan.trials
     )
     planned = replace(planned, plan=planned.plan.model_copy(update={"trials": rows}))
-    run_plan(planned, executor=executor)
+    run_plan(planned, folder, executor=executor)
     batches = {row.id: row.batch_size for row in rows}
     assert [batches[trial_id] for trial_id in executor.started] == [8, 2, 16, 4]
     assert executor.ended == ["close"], "attempts of an earlier command are not stopped"
@@ -258,5 +259,5 @@ def test_a_config_that_is_not_as_planned_is_written_again(tmp_path):
     (trial,) = folder.trials()
     config = trial.read_config()
     trial.write_config(config.model_copy(update={"steps": 10, "warmup_steps": 7}))
-    assert run_plan(planned(folder)).exit_code == 0
+    assert run_plan(planned(folder), folder).exit_code == 0
     assert trial.read_config() == config and trial.read_result().steps == config.steps

@@ -45,7 +45,7 @@ OPTIONS = ("--executor", "slurm", "--slurm", "cluster=local", "--device", "cpu")
 def run(tmp_path, go):
     def run_here(name, services, **fields):
         folder = plan_trials(tmp_path / name, **fields)
-        return run_plan(planned(folder, services))
+        return run_plan(planned(folder, services), folder, services)
 
     return run_here
 

@@ -17,7 +17,8 @@ from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
 from sweep.config.load import load_experiment
 from sweep.config.trial import Services
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import finished_summary
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import sweep_status
@@ -139,7 +140,7 @@ def test_a_sweep_without_pruning_has_the_same_rates(whole, tune):
 
 def test_a_finished_tuned_sweep_is_recognised(whole):
     planned = make_plan(Request(load_experiment("quadratic", SMALL), ON_CPU, whole.folder))
-    summary = finished_summary(planned)
+    summary = finished_summary(planned, whole.folder)
     assert summary is not None and summary.exit_code == 0
     assert len(summary.states) == len(rows_of(whole, "final"))
 

@@ -6,7 +6,8 @@ import torch
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.tokens import SequenceStream
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.training import noise
 from sweep.training.checkpoint import Progress
@@ -140,7 +141,7 @@ def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the
         fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12"}  # equal probes, equal numbers
         experiment = load_experiment("quadratic", fields | {"evaluation": {"noise_points": points}})
         plan = make_plan(Request(experiment, Execution(device="cpu", microbatch=4), folder))
-        run_plan(plan, executor=InlineExecutor())
+        run_plan(plan, folder, executor=InlineExecutor())
         for trial in folder.trials():
             result = trial.read_result()
             key = points, result.batch_size

@@ -4,7 +4,8 @@ import torch
 
 from sweep.config.load import load_experiment
 from sweep.data import tokens
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.trial.folder import SweepFolder
 from sweep.trial.watchdog import Watchdog, has_stalled
 from sweep.workloads.build import build_workload

@@ -12,7 +12,8 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.config.workloads import GrpoSettings
 from sweep.errors import SweepError
-from sweep.orchestration.planning import Request, make_plan, save_plan
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.request import Request
 from sweep.plan.retry import begin_attempt
 from sweep.training.checkpoint import Progress
 from sweep.training.loop import Steps

@@ -12,7 +12,9 @@ from sweep.config.pretrained import fields_of_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.models.loss import linear_cross_entropy, linear_log_probs
-from sweep.orchestration.planning import Request, identify_inputs, inspect_plan
+from sweep.orchestration.inputs import identify_inputs
+from sweep.orchestration.inspection import inspect_plan
+from sweep.orchestration.request import Request
 from sweep.plan.plan import build_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder

@@ -15,9 +15,10 @@ from sweep.config.pretrained import fields_of_model
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.models.build import build_model
-from sweep.orchestration.costs import estimate
+from sweep.orchestration.estimates import estimate
 from sweep.orchestration.memory import forecast_memory
-from sweep.orchestration.planning import Request, make_plan
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request
 from sweep.plan.growth import grow_plan
 from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
@@ -152,9 +153,10 @@ def test_a_relative_path_works_from_every_process(pretrained, text, tmp_path, mo
     monkeypatch.chdir(pretrained.parent)
     experiment = load_experiment("grpo-words", fields(pretrained.name, text))
     folder = SweepFolder(tmp_path / "deep" / "sweep")
-    planned = estimate(make_plan(Request(experiment, Execution(device="cpu"), folder)))
-    assert planned.plan.trials[0].forecast_seconds > 0
-    assert planned.plan.trials[0].forecast_bytes > 0
+    planned = make_plan(Request(experiment, Execution(device="cpu"), folder))
+    plan = estimate(planned.plan, folder)
+    assert plan.trials[0].forecast_seconds > 0
+    assert plan.trials[0].forecast_bytes > 0
     forecast = forecast_memory("grpo-words", **fields(pretrained.name, text))
     assert forecast["points"][0]["peak_bytes"] > 0
 

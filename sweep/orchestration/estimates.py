@@ -10,7 +10,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sweep.config.numbers import format_bytes, parse_count
@@ -19,7 +18,6 @@ from sweep.data.tokens import find_prepared
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors.local import attempt_slots
-from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
@@ -32,12 +30,12 @@ TIMING_SECONDS = 60  # a plan does not wait longer for an estimate of its time
 LONGEST_STEP = 2.0  # seconds; longer steps are not timed
 
 
-def estimate(planned: Planned) -> Planned:
+def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
-    folder = planned.request.folder
-    plan = folder.located(planned.plan)
+    plan = folder.located(unestimated)
     LOG.info("Estimating time and memory")
-    times, factor, reason = dict[PlannedTrial, float | None](), 0.0, ""
+    times: dict[PlannedTrial, float | None] = {}
+    factor, reason = 0.0, ""
     for name in dict.fromkeys(row.optimizer for row in plan.trials):
         part = [row for row in plan.trials if row.optimizer == name]
         seconds, part_factor, why = estimate_seconds(plan, part, folder)
@@ -56,7 +54,7 @@ def estimate(planned: Planned) -> Planned:
     changes |= {"trials": rows, "disk_bytes": disk}
     if tokens := _windows(plan, "train") * plan.tokens_per_sequence:
         changes["epochs"] = max(row.tokens for row in plan.trials) / tokens
-    return replace(planned, plan=planned.plan.model_copy(update=changes))
+    return unestimated.model_copy(update=changes)
 
 
 def _windows(plan: Plan, split: str) -> int:

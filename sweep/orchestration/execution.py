@@ -1,0 +1,85 @@
+"""Decide how a plan is executed on this machine: device, threads, compilation, microbatch."""
+
+from typing import Any
+
+from sweep.config.experiment import Experiment
+from sweep.config.trial import Execution, TrialConfig
+from sweep.errors import SweepError
+from sweep.plan.plan import Plan, tokens_at_once
+from sweep.training.process import run_job
+
+COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
+LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
+
+
+def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
+    from sweep.training.device import available_cores, check_memory_limit, resolve_device
+
+    device = chosen.device if is_elsewhere else resolve_device(chosen.device)
+    devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
+    if "devices" not in chosen.model_fields_set and size and parts:
+        devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
+    experiment.workload.check_execution(chosen.model_fields_set)
+    samples = experiment.workload.samples
+    names = experiment.optimizer_names
+    if chosen.zero and not {*names} <= {"adamw", "sgd"}:
+        problem = f"zero shards the optimizers adamw and sgd, got {' and '.join(names)}"
+        raise SweepError(f"{problem}. Leave it out.")
+    if chosen.generation_batch_size and not samples:
+        raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
+    if devices == 1 and chosen.zero:
+        raise SweepError("zero needs several devices. Add --devices-per-trial, or leave it out.")
+    if devices > 1 and (samples or device not in ("cpu", "cuda")):
+        raise SweepError(
+            f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
+            f"workload other than grpo, got {experiment.workload.name!r}. Use one device per trial."
+        )
+    decided: dict[str, Any] = {"device": device, "devices": devices}
+    if device.partition(":")[0] != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
+        # In a child process, because the question creates a context on the device.
+        run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
+    decided["threads"] = max(1, available_cores() // devices)
+    sequences = tokens_at_once(device) // experiment.tokens_per_sequence
+    decided["evaluation_batch_size"] = 1 if experiment.workload.is_program else max(1, sequences)
+    if chosen.loss_chunk_rows is None:
+        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
+    return chosen.model_copy(update=decided)
+
+
+def reason_for_eager_steps(plan: Plan) -> str | None:
+    """Return why steps are not compiled; None if they are."""
+    from sweep.training.device import has_compiler, is_available
+
+    execution = plan.execution
+    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
+    is_cpu, device = execution.device == "cpu", execution.device
+    reasons = {
+        "a memory limit on a CPU counts the tensors of every operation": is_cpu
+        and execution.device_memory_bytes is not None,
+        f"compiling is not supported on {device}": device == "mps",
+        f"the plan has only {flops:.1e} training FLOPs": is_cpu and flops < COMPILE_FLOPS,
+        "no compiler on this machine": is_available(device)
+        and not has_compiler(execution.device_type),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def bound_by_memory(plan: Plan) -> dict[str, Any]:
+    """Return changes of the execution so that steps fit the device by forecast."""
+    if plan.settings.workload.is_program:
+        return {}
+    try:
+        bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())
+        return bounds
+    except SweepError as error:
+        return {"reason": f"The microbatch is not limited by a memory forecast ({error})."}
+
+
+def bound_on_this_machine(configs: list[TrialConfig]) -> dict[str, Any]:
+    """Return changes of the execution with which all planned steps fit here by forecast."""
+    from sweep.memory.forecast import Forecasts
+    from sweep.training.device import usable_memory
+
+    execution = configs[0].execution
+    forecasts = Forecasts(execution.devices, execution.zero)
+    return forecasts.bound(configs, usable_memory(execution))

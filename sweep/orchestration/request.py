@@ -1,0 +1,97 @@
+"""Parse a command: an experiment, an execution, services and a folder."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sweep.config.experiment import Experiment
+from sweep.config.load import load_experiment
+from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
+from sweep.config.trial import Execution, Services
+from sweep.errors import SweepError, printable, without_secrets
+from sweep.orchestration.executors.build import executors_of, services_table
+from sweep.plan.commands import typed_command
+from sweep.plan.needs import refuse_without_effect
+from sweep.trial.files import refuse_links
+from sweep.trial.folder import SweepFolder
+from sweep.usercode.identity import describe_objects
+from sweep.usercode.objects import add_code_folder, object_name
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A parsed command."""
+
+    experiment: Experiment
+    execution: Execution  # the user's choices, in `model_fields_set`
+    folder: SweepFolder
+    services: Services = field(default_factory=Services)
+    command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
+    unrecorded: tuple[str, ...] = ()  # settings that the words lack
+
+    @property
+    def chooses_microbatch(self) -> bool:
+        """True if the user chose the microbatch."""
+        return bool(self.execution.microbatch or self.execution.accumulation)
+
+
+def read_request(
+    experiment: str | None,
+    values: Mapping[str, Any],
+    out: str | Path | None = None,
+    keeps_model_sizes: bool = False,
+) -> Request:
+    """Parse a command: an experiment and values of settings by name, None if left out.
+
+    With `keeps_model_sizes` a model of transformers keeps its vocabulary and context.
+    """
+    settings = {
+        name: object_name(value) if callable(value) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+    def parse(table: type[Table]) -> Table:
+        names = [setting.name for setting in settings_of(table) if setting.name in settings]
+        own = {name: settings.pop(name) for name in names}
+        return parse_settings(table, merge_settings(table, {}, own), "settings")
+
+    command, unrecorded = record_command(experiment, settings, out)
+    services = parse(services_table(executors_of(settings)))
+    execution = parse(Execution)
+    parsed = load_experiment(experiment, settings, keeps_model_sizes)
+    refuse_without_effect(parsed, settings)
+    folder = SweepFolder(Path(out or Path("results") / parsed.name))
+    refuse_links(folder.path)
+    if parsed.code_folder:
+        add_code_folder(Path(parsed.code_folder).absolute())
+    if objects := parsed.user_code:
+        if services.no_user_code:
+            raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
+        LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
+    return Request(parsed, execution, folder, services, command, unrecorded)
+
+
+def record_command(
+    experiment: str | None, settings: Mapping[str, Any], out: str | Path | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of a command, and the settings that they lack.
+
+    There are no words if only Python can give a setting. An address with a password or a token is
+    left out, because plan.json and the report show the words.
+    """
+    tables = (Experiment, Execution, services_table(executors_of(settings)))
+    flags = {field.name for table in tables for field in settings_of(table)}
+    python_only = sorted(
+        name for name, value in settings.items() if name not in flags or isinstance(value, dict)
+    )
+    if python_only:
+        return (), tuple(python_only)
+    secret = [name for name in ("tracking_uri", "storage") if name in settings]
+    secret = [name for name in secret if without_secrets(settings[name]) != str(settings[name])]
+    words = {name: value for name, value in settings.items() if name not in secret}
+    return typed_command(experiment, {**words, "out": out}), tuple(sorted(secret))
