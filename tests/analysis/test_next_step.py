@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sweep.analysis.next_step import read_records
 from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command_line
-from sweep.cli.commands import run
+from sweep.cli.commands.running import run
 from sweep.decision.proposal import propose_answer
 from sweep.orchestration.looks import next_trials, read_record
 from sweep.orchestration.planning import Planned, make_plan

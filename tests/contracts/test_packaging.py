@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sweep
-from sweep.cli.commands import run
+from sweep.cli.commands.running import run
 from sweep.config.load import load_experiment
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,119 @@
+"""Report and answer from a sweep, and audit a table."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sweep.cli.commands.common import (
+    json_option,
+    out_folder,
+    sweep_folder,
+)
+from sweep.cli.options import SettingsCommand, echo, print_document
+from sweep.errors import SweepError
+from sweep.trial.lease import Lease, is_locked
+
+if TYPE_CHECKING:
+    from sweep.trial.folder import SweepFolder
+
+LOG = logging.getLogger(__name__)
+RATE = click.FloatRange(0, 1000, min_open=True)
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("folder", type=sweep_folder, metavar="[DIR]", required=False)
+@click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
+@click.option("--experiment", metavar="NAME", help="The experiment in that store.")
+@click.option("--run", metavar="ID", help="The parent run; by default the newest.")
+@click.option("--out", type=out_folder, metavar="DIR", help="Write to this folder instead of DIR.")
+def report(
+    folder: "SweepFolder | None",
+    from_mlflow: str | None,
+    experiment: str | None,
+    run: str | None,
+    out: Path | None,
+    tracking_uri: str | None,
+) -> None:
+    """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
+    LOG.info("Writing the report")
+    from sweep.plan.plan import parse_plan
+    from sweep.report.report import write_report
+    from sweep.tracking.addresses import check_tracking_uri
+    from sweep.tracking.mirror import Mirror
+    from sweep.tracking.store import read_record, recorded_uri, restore_sweep
+
+    if folder is None and from_mlflow and experiment:
+        with tempfile.TemporaryDirectory() as parent:
+            restored = restore_sweep(from_mlflow, experiment, run, Path(parent))
+            echo(str(write_report(restored.path, out or experiment)))
+        return
+    if from_mlflow or experiment or run:
+        raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
+    folder = folder or sweep_folder()
+    if tracking_uri is not None:
+        check_tracking_uri(tracking_uri)
+    elif out is None:
+        recorded_uri(folder, read_record(folder))
+    echo(str(write_report(folder.path, out)))
+    if out:
+        return
+    if not os.access(folder.path, os.W_OK):
+        message = "The folder is read-only, so its MLflow store stays as it is."
+    elif is_locked(folder.lock_path):
+        message = "A running command mirrors this sweep."
+    else:
+        with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
+            plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+            message = Mirror(folder, plan, tracking_uri).deliver()
+    if message:
+        echo(message, err=True)
+
+
+@click.command()
+@click.argument("table", type=Path, metavar="FILE.csv|.md|DIR")
+@click.option("--lr", type=RATE, metavar="RATE", help="The rate, if the table does not give it.")
+@json_option
+def audit(table: Path, lr: float | None, json: bool) -> None:
+    """Check a published table of batch-size results for impossible or confounded entries.
+
+    It needs a column batch_size. Learning rate, steps, tokens, loss, hours and others are checked
+    if the headers name them.
+    """
+    LOG.info("Reading the table")
+    from sweep.analysis.audit import audit as audit_tables
+
+    document = audit_tables(table, lr)
+    if not json:  # the notes have the first of them
+        for part in document["tables"]:
+            del part["left_out"]
+    print_document(document, json)
+
+
+@click.command()
+@click.argument("table", type=Path, metavar="FILE.csv|DIR")
+@click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
+@click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
+@click.option("--tolerance", type=float, help="Good enough: so far from the best; see `run`.")
+@json_option
+def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
+    """Recommend a batch size from a table of trials or a sweep folder.
+
+    The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
+    Headers are read as `sweep audit` reads them.
+    """
+    LOG.info("Reading the trials")
+    from sweep.analysis.results import answer_of
+    from sweep.cli.show import print_next
+
+    made = answer_of(table, metric, direction, tolerance)
+    for note in made.notes:
+        echo(note, err=True)
+    if json:
+        print_document(made.answer.as_json() if made.answer else None)
+    else:
+        echo("\n".join(made.sentences))
+        print_next(made.answer)
