@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from sweep.analysis.checks import DEFINITIONS, CheckDefinition, Subject
 from sweep.analysis.checks.table import DERIVED_FROM
-from sweep.analysis.results import answer_of
+from sweep.analysis.table_answer import answer_of
 from sweep.cli import sweep
 from sweep.config.experiment import (
     AnswerSettings,

@@ -12,7 +12,8 @@ from sweep.script import log
 from sweep.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sweep.analysis.results import answer, load_sweep
+    from sweep.analysis.results import load_sweep
+    from sweep.analysis.table_answer import answer
     from sweep.api import plan_sweep, run_sweep
     from sweep.orchestration.memory import forecast_memory, probe_memory
     from sweep.report.charts import (
@@ -52,7 +53,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name in ("answer", "load_sweep", "write_report"):  # these do not import torch
-        from sweep.analysis.results import answer, load_sweep
+        from sweep.analysis.results import load_sweep
+        from sweep.analysis.table_answer import answer
         from sweep.report.report import write_report
 
         return {"answer": answer, "load_sweep": load_sweep, "write_report": write_report}[name]

@@ -7,7 +7,7 @@ from typing import Any
 from sweep.analysis.any_table import Table, read_tables
 from sweep.analysis.checks import FAIL, Check, check_rows
 from sweep.analysis.checks.table import prepare
-from sweep.analysis.results import judge_trials, objective_of
+from sweep.analysis.judge import judge_trials, objective_of
 
 
 def audit(path: Path, rate: float | None = None) -> dict[str, Any]:

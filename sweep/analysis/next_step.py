@@ -14,12 +14,13 @@ from typing import Any
 
 import pandas as pd
 
-from sweep.analysis.answer import UNDECIDED, Answer, join
+from sweep.analysis.answer import Answer
 from sweep.analysis.checks import FAIL, Check
 from sweep.analysis.frames import SweepTables
 from sweep.analysis.rates import TunedRate
+from sweep.analysis.sentences import join
 from sweep.config.arms import Arm
-from sweep.decision.decision import LOOKS
+from sweep.decision.decision import LOOKS, UNDECIDED
 from sweep.decision.proposal import (
     Proposal,
     check_of_command,

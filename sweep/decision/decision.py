@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sweep.decision.curves import Floats, RateBounds, RatePoints, bound_rates
 
+WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"  # verdicts on the tolerance
 ALPHA = 0.05
 LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decides what to run next
 MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit

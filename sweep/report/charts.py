@@ -9,13 +9,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
+from sweep.analysis.answer_data import AnswerData
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.frames import compare_batch_sizes, final_trials, format_range, mean_of
-from sweep.analysis.results import PolicyResult, Sweep
+from sweep.analysis.judge import PolicyResult
+from sweep.analysis.results import Sweep
 from sweep.analysis.scaling import rate_exponent
+from sweep.analysis.sentences import join
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
+from sweep.decision.decision import OUTSIDE, UNDECIDED, WITHIN
 from sweep.plan.policies import LEAST_SEEDS
 from sweep.report import vega
 from sweep.report.drawing import draw, own_style
@@ -84,7 +87,7 @@ def plot_answer(sweep: Sweep) -> Chart | None:
     return Chart(answer.headline, panels)
 
 
-def _plot_gaps(sweep: Sweep, answer: Answer, is_named: bool) -> Spec:
+def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
     """Plot what each batch size gives up, with its interval, on a scale that is linear near 0."""
     factor, unit = answer.compared.scale
     margin = factor * answer.tolerance

@@ -17,11 +17,13 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from sweep.analysis import frames
-from sweep.analysis.answer import MISSING, Answer, BatchSizeAnswer, typical_time
+from sweep.analysis.answer import Answer, typical_time
+from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
 from sweep.analysis.frames import format_range
-from sweep.analysis.results import Sweep, load_sweep, scope_of
+from sweep.analysis.judge import scope_of
+from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
 from sweep.config.objective import LOSS

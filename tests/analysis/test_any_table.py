@@ -12,7 +12,7 @@ from sweep.analysis.any_table import read_one_table, read_table
 from sweep.analysis.audit import audit
 from sweep.analysis.cells import FACTORS, match_header, read_state
 from sweep.analysis.checks import FAIL
-from sweep.analysis.results import judge_trials
+from sweep.analysis.judge import judge_trials
 from sweep.analysis.text_tables import TextTable, cells_of, read_text_tables
 from sweep.errors import SweepError
 from sweep.trial.status import State

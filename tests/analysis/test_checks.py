@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.analysis.answer import describe
 from sweep.analysis.audit import audit
 from sweep.analysis.checks import (
     CURVE_CHECKS,
@@ -20,7 +19,9 @@ from sweep.analysis.checks import (
     check,
 )
 from sweep.analysis.frames import write_trials_csv
-from sweep.analysis.results import judge_trials, load_sweep
+from sweep.analysis.judge import judge_trials
+from sweep.analysis.results import load_sweep
+from sweep.analysis.sentences import describe
 from sweep.errors import SweepError
 from sweep.plan.rate_search import GRID
 from tests.analysis.fake_sweeps import write_fake_sweep

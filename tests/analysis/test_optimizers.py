@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 import sweep
-from sweep.analysis.answer import describe
 from sweep.analysis.checks.table import prepare, rows_of_trials
 from sweep.analysis.frames import TRIAL_COLUMNS
-from sweep.analysis.results import judge_trials, scope_of
+from sweep.analysis.judge import judge_trials, scope_of
+from sweep.analysis.sentences import describe
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from tests.analysis.test_answer import table

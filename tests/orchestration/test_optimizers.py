@@ -11,7 +11,8 @@ import optuna
 import pandas as pd
 import pytest
 
-from sweep.analysis.results import answer, load_sweep
+from sweep.analysis.results import load_sweep
+from sweep.analysis.table_answer import answer
 from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.looks import next_trials

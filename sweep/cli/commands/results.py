@@ -106,7 +106,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     Headers are read as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
-    from sweep.analysis.results import answer_of
+    from sweep.analysis.table_answer import answer_of
     from sweep.cli.show import print_next
 
     made = answer_of(table, metric, direction, tolerance)

@@ -1,0 +1,124 @@
+"""The answer of a sweep as data: the keys of answer.json."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sweep.analysis.frames import Estimate
+from sweep.config.arms import Arm
+from sweep.config.objective import Objective
+from sweep.decision.decision import UNDECIDED
+
+MISSING = "–"  # a value that is not known
+
+
+@dataclass(frozen=True)
+class BatchSizeAnswer:
+    batch_size: int
+    mean: float | None  # metric at the rate used; None if no seed completed or one diverged
+    seeds: int  # complete
+    gap: float | None  # to the best of the others, at the best rates; the best one's is negative
+    gap_to_best: tuple[float | None, float | None]  # its interval; None: unbounded
+    may_be_best: bool
+    tolerance_verdict: str  # within, outside or undecided
+    learning_rate: float | None  # used
+    learning_rate_interval: tuple[float, float] | None  # interval of the best rate
+    estimated_regret: float | None  # loss that the rate used gives up; None without a fit
+    regret_interval: tuple[float, float] | None
+    microbatch_size: int | None
+    seconds: float | None  # median time of training, or to the target; None if they differ too much
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two batch sizes at the rates used: the larger one minus the smaller one."""
+
+    batch_sizes: tuple[int, int]
+    difference: Estimate  # the interval holds for all pairs together
+    tolerance: float
+
+    @property
+    def verdict(self) -> str:
+        if -self.tolerance <= self.difference.low and self.difference.high <= self.tolerance:
+            return "equivalent"
+        is_different = self.difference.low > 0 or self.difference.high < 0
+        return "different" if is_different else UNDECIDED
+
+
+@dataclass(frozen=True, repr=False)
+class AnswerData:
+    """The keys of answer.json."""
+
+    policy: str
+    metric: str
+    direction: str
+    unit: str
+    tolerance: float
+    candidates: list[int]  # batch sizes that may be the best
+    recommended: int
+    provisional: bool
+    basis: str  # why this one of the batch sizes, a clause
+    reasons: list[str]  # why the recommendation is provisional, sentences
+    decided: bool
+    scope: str
+    batch_sizes: list[BatchSizeAnswer]
+    settle: str | None  # the command that would settle what is open
+    settle_seconds: float | None  # its least time
+    settle_reason: str | None  # why no command would, or what to know about it, sentences
+    pairs: list[Pair]
+    optimizer: str = ""  # if the sweep has several
+    optimizers: "Ranking | None" = None  # if the sweep has several
+
+    @property
+    def compared(self) -> Objective:
+        return Objective(self.metric, self.direction, self.unit, self.tolerance)
+
+    @property
+    def headline(self) -> str:
+        start = "Provisionally, use" if self.provisional else "Use"
+        return f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}."
+
+    @property
+    def with_optimizer(self) -> str:
+        """The end of a clause that names the optimizer; "" if the sweep has one."""
+        return f" with {self.optimizer}" if self.optimizer else ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def write_gap(self, interval: tuple[float | None, float | None]) -> str:
+        """Write an interval, rounded outwards."""
+        low, high = (
+            end if end is None else self.compared.write(end, rounded, "+")
+            for end, rounded in zip(interval, (np.floor, np.ceil), strict=True)
+        )
+        if low is None:
+            return MISSING if high is None else f"{high} or less"
+        return f"{low} or more" if high is None else f"{low.split()[0]} to {high}"
+
+    def __getitem__(self, batch_size: int) -> BatchSizeAnswer:
+        return next(row for row in self.batch_sizes if row.batch_size == batch_size)
+
+
+@dataclass(frozen=True)
+class OptimizerGap:
+    """Two optimizers at one batch size, each at its best rate."""
+
+    batch_size: int
+    better: str  # by the estimates
+    worse: str
+    gap: tuple[float | None, float | None]  # its interval; None: unbounded
+    is_decided: bool
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The optimizers of a sweep against each other; the intervals hold for all arms together."""
+
+    is_same: bool | None  # at all batch sizes; None: undecided
+    best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates
+    gaps: list[OptimizerGap]
+    candidates: list[Arm]  # those that may be the best of all
+    answers: Sequence[AnswerData]  # answers for the other optimizers

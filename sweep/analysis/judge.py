@@ -1,0 +1,230 @@
+"""Judge the trials of a sweep: the checks, the decision and the answer of each policy."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sweep.analysis import checks, frames
+from sweep.analysis.answer import Answer, build_answer, build_ranking, decide_trials
+from sweep.analysis.checks import Check
+from sweep.analysis.checks.table import prepare, rows_of_trials
+from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
+from sweep.analysis.rates import TunedRate
+from sweep.analysis.sentences import join
+from sweep.config.arms import Arm
+from sweep.config.numbers import format_count
+from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.decision.decision import Decision
+from sweep.decision.proposal import answering_command
+from sweep.plan.plan import Plan
+
+UNCHECKED = (
+    "Whether the trials were evaluated early and often enough is not known, because curves are "
+    "missing."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyResult:
+    label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"; "muon, tuned" with several optimizers
+    policy: str  # the label without the optimizer
+    optimizer: str  # "" if there is only one
+    checks: list[Check]
+    rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
+    decision: Decision | None  # None with fewer than two batch sizes that have results
+    answer: Answer | None  # the same
+    curve: StepsCurve | None  # None without a target
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.status == checks.FAIL]
+
+    @property
+    def unchecked(self) -> list[Check]:
+        """The checks that could make a recommendation provisional, but lack the curves."""
+        return [
+            check
+            for check in self.checks
+            if check.blocks_claims and check.missing_columns == checks.MISSING_CURVES
+        ]
+
+    @property
+    def blocking(self) -> list[Check]:
+        """The failed checks that make a recommendation provisional."""
+        return [check for check in self.failed if check.blocks_claims]
+
+
+def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
+    def order(result: PolicyResult) -> tuple[bool, bool, bool]:
+        is_ranking = bool(result.answer and result.answer.optimizers)
+        return result.answer is None, not result.rates, not is_ranking
+
+    return min(results, key=order, default=None)
+
+
+def objective_of(trials: pd.DataFrame) -> Objective:
+    """Return what a trials.csv compares batch sizes by, if its column of the loss is asked for."""
+    return TOKENS_TO_TARGET if trials["target"].notna().any() else LOSS
+
+
+def judge_trials(
+    trials: pd.DataFrame,
+    objective: Objective = LOSS,
+    steps: pd.DataFrame | None = None,
+    plan: Plan | None = None,
+) -> list[PolicyResult]:
+    """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
+    rows = rows_of_trials(trials, objective)
+    by_policy: dict[str, list[PolicyResult]] = {}
+    about: dict[str, tuple[list[str], str]] = {}
+    tuning_command = (answering_command(plan) if plan else None) or ""
+    has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
+    finals = rows[(rows["stage"] == "final") & has_ended]
+    finals = finals.dropna(subset=["value"])
+    if objective.is_ratio:  # without the time from the target to the last evaluation
+        share = np.exp(finals["value"]) / finals["token_budget"].astype(float)
+        finals["seconds_training"] *= share.fillna(1.0)
+    has_optimizers = rows["optimizer"].nunique() > 1
+    for label, own in rows.groupby("label", sort=False):
+        table, curve = prepare(own), None
+        judged = checks.check_rows(table, tuning_command)
+        if steps is not None:
+            curve = fit_curve(steps[steps["label"] == label], own["target"].max())
+            judged += checks.check_curve(curve)
+        elif objective.is_ratio:
+            judged += [
+                checks.build_check(
+                    code,
+                    "Not checked: the curves are missing.",
+                    missing_columns=checks.MISSING_CURVES,
+                )
+                for code in checks.CURVE_CHECKS
+            ]
+        if plan and plan.settings.token_unit == "examples":
+            judged = [checks.about_examples(check) for check in judged]
+        optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
+        result = PolicyResult(
+            label=str(label),
+            policy=frames.policy_names(own)[0],
+            optimizer=optimizer,
+            checks=judged,
+            rates=table.rates,
+            decision=None,
+            answer=None,
+            curve=curve,
+        )
+        reasons = [  # the tuning command follows as the next step
+            f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
+            for check in result.blocking
+        ]
+        if result.unchecked:
+            reasons.append(UNCHECKED)
+        about[result.label] = reasons, scope_of(trials, result.label, plan)
+        by_policy.setdefault(result.policy, []).append(result)
+    decided = (_decide_policy(own, finals, objective, about) for own in by_policy.values())
+    return [result for results in decided for result in results]
+
+
+def _rates_of_finals(
+    results: list[PolicyResult], finals: pd.DataFrame
+) -> dict[tuple[str, int], TunedRate]:
+    """Return the tuned rates by label and batch size, if the final trials used one of them."""
+    used = finals.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
+    rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
+    return {cell: rate for cell, rate in rates.items() if rate.covers(used.get(cell, math.nan))}
+
+
+def _decide_policy(
+    results: list[PolicyResult], finals: pd.DataFrame, objective: Objective, about: dict[str, Any]
+) -> list[PolicyResult]:
+    """Decide about the optimizers of a policy together; the best one's answer ranks them."""
+    finals = finals[finals["label"].isin([result.label for result in results])]
+    rates = _rates_of_finals(results, finals)
+    decided = decide_trials(finals, rates)
+    if decided is None:
+        return results
+    cells, made = decided  # label and batch size of each arm
+
+    answered = list[PolicyResult]()
+    without_answer = list[PolicyResult]()
+    for result in results:
+        decision = made.of(slice(*cells.slice_locs(result.label, result.label)))
+        if np.isfinite(decision.mean).sum() < 2:
+            without_answer.append(result)
+            continue
+        reasons, scope = about[result.label]
+        answer = build_answer(
+            result.label,
+            finals[finals["label"] == result.label],
+            decision,
+            objective,
+            reasons,
+            scope,
+            optimizer=result.optimizer,
+        )
+        answered.append(replace(result, decision=decision, answer=answer))
+
+    if len(results) > 1 and answered:
+        optimizers = {result.label: result.optimizer for result in results}
+        arms = [Arm(optimizers[str(label)], int(size)) for label, size in cells]
+        answered = _rank_optimizers(answered, without_answer, arms, made, objective)
+    by_label = {result.label: result for result in (*answered, *without_answer)}
+    return [by_label[result.label] for result in results]
+
+
+def _rank_optimizers(
+    answered: list[PolicyResult],
+    without_answer: list[PolicyResult],
+    arms: list[Arm],
+    made: Decision,
+    objective: Objective,
+) -> list[PolicyResult]:
+    """Add the ranking of the optimizers to the answer of the best one."""
+
+    def least(result: PolicyResult) -> float:
+        assert result.decision is not None
+        return float(np.nanmin(result.decision.best_estimate))
+
+    best, *others = sorted(answered, key=least)
+    assert best.answer is not None
+    other_answers = [other.answer for other in others if other.answer is not None]
+    answer = replace(best.answer, optimizers=build_ranking(arms, made, objective, other_answers))
+    if without_answer:
+        lacking = join([result.optimizer for result in without_answer])
+        reason = f"Fewer than two batch sizes have results with {lacking}."
+        answer = replace(answer, provisional=True, reasons=[*answer.reasons, reason])
+    return [replace(best, answer=answer), *others]
+
+
+def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
+    """Describe what was measured, as far as it is known."""
+    own = trials.assign(label=frames.policy_labels)
+    own = own[own["label"] == label]
+    finals, tuned = (own[own["stage"] == stage] for stage in ("final", "tune"))
+    names, tokens, parts, unit = ["lr"], finals["tokens"].max(), [], "tokens"
+    if plan:
+        settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.token_unit
+        names = [*settings.tuning.dimensions]
+        parts = [settings.model.name]
+        if not settings.workload.is_program:
+            parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
+            parts.append(f"optimizer {join(settings.optimizer_names)}")
+            parts.append(f"{settings.schedule.name} schedule")
+    has_target = bool(finals["target"].notna().any())
+    if has_target:
+        parts.append(f"target {finals['target'].max():g}")
+    if plan or (tokens > 0 and not has_target):
+        parts.append(f"{format_count(int(tokens))} {unit}")
+    if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():
+        counts = frames.format_range(tuned.groupby("batch_size").size())
+        text = f"{' and '.join(names)} tuned by {counts} trials"
+        budget = plan.settings.tuning.budget if plan else None
+        parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
+    seeds = frames.format_range(finals.groupby("batch_size")["seed"].nunique())
+    parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
+    other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
+    return f"{', '.join(parts)}. {other}"

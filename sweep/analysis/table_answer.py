@@ -1,0 +1,166 @@
+"""Answer from a table of trials, of our own or of somebody else."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sweep.analysis import frames
+from sweep.analysis.answer import Answer
+from sweep.analysis.any_table import Table, read_one_table
+from sweep.analysis.cells import LOSSES, short_text
+from sweep.analysis.checks.table import read_execution
+from sweep.analysis.judge import judge_trials, leading, objective_of
+from sweep.analysis.results import load_sweep
+from sweep.analysis.sentences import describe, join
+from sweep.config.numbers import MOST_BATCHES
+from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.errors import SweepError
+
+REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
+
+
+def answer(
+    trials: pd.DataFrame | str | Path,
+    metric: str = "final_valid_loss",
+    direction: str = "minimize",
+    tolerance: float | None = None,
+) -> Answer | None:
+    """Answer from a table of trials; None if fewer than two batch sizes have results.
+
+    Args:
+        trials: a table, or a CSV or Markdown file: stage, policy, batch_size, seed, learning_rate,
+            state and the metric, by the headers of docs/audit.md; also seconds_training, and the
+            other columns of trials.csv if they are known. With a column target, the final loss is
+            replaced by the tokens to the target.
+        direction: minimize or maximize.
+        tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
+            for the tokens to a target a share of them, by default 0.05.
+    """
+    source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
+    return _answer_table(read_one_table(source, metric), direction, tolerance)
+
+
+def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answer | None:
+    if direction not in ("minimize", "maximize"):
+        raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise SweepError(f"tolerance must be a positive number, got {tolerance:g}. Try 0.01.")
+    trials = _trials_of(table)
+    metric = table.metric
+    units = trials["loss_unit"].dropna().to_list()
+    unit = str(units[0]) if units and metric == LOSS.name else ""
+    compared = Objective(metric, direction, unit, tolerance or LOSS.tolerance)
+    is_loss = table.titles[metric] in {table.titles.get(name) for name in LOSSES}
+    if metric == LOSS.name and objective_of(trials).is_ratio:
+        compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
+    else:
+        trials = trials.assign(target=math.nan)
+    columns = dict.fromkeys([*frames.TRIAL_COLUMNS, metric])
+    result = leading(judge_trials(trials.reindex(columns=list(columns)), compared))
+    made = result.answer if result else None
+    if made is None:
+        return None
+    size = f"The tolerance of {compared.tolerance:g}"
+    if not is_loss:
+        made = replace(made, scope=f"{made.scope} {size} is in the unit of {short_text(metric)}.")
+    reason = ""
+    if not is_loss and tolerance is None:
+        reason = f"{size} is in the unit of {short_text(metric)}, and not known to suit it."
+    elif unit not in ("", "nats") and tolerance is None and not table.is_own:
+        reason = f"{size} is not known to suit the unit {unit}."
+    if reason:
+        reasons = [*made.reasons, f"{reason} Choose it with --tolerance."]
+        made = replace(made, provisional=True, reasons=reasons)
+    return made
+
+
+def _trials_of(table: Table) -> pd.DataFrame:
+    """Return the rows as trials; refuse a table of which a row or a cell would not count.
+
+    A row that failed, or whose state is not known, counts as a missing result.
+    """
+    required = {name: "status" if name == "state" else name for name in REQUIRED}
+    required[table.metric] = table.metric
+    if missing := [name for name, column in required.items() if column not in table.titles]:
+        what = "column" if len(missing) == 1 else "columns"
+        not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
+        problem = f"trials must have the {what} {join(missing)}"
+        raise SweepError(f"{problem}.{not_read} Add the {what}, or correct the headers.")
+    if table.ambiguous:
+        problem = f"each header must have one meaning, got {'; '.join(table.not_read)}"
+        raise SweepError(f"{problem}. Rename or remove it.")
+    if table.unread:
+        raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
+    if table.left_out:
+        raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
+    for name in ("model", "model_size", "dataset", "schedule"):
+        if table.rows[name].nunique() > 1:
+            values = short_text(", ".join(sorted({*table.rows[name]})))
+            problem = f"{short_text(table.titles[name])} must be the same in all rows"
+            raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
+    trials = table.trials().assign(label=frames.policy_labels)
+    is_tuning = trials["stage"] == "tune"
+    keys = ["stage", "label", "batch_size"]
+    rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
+    rules = {
+        "stage must be final or tune": trials["stage"].notna(),
+        "policy must be a name": trials["policy"].notna(),
+        "state must be given": table.rows["status"] != "",
+        "seed must be given": is_tuning | trials["seed"].notna(),
+        "has_looks must be True, False or empty": trials["has_looks"].isin(["True", "False", None]),
+        "learning_rate must be a positive number": trials["learning_rate"] > 0,
+        "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
+        "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
+        "learning_rate must be equal in final trials of one policy and batch size": (
+            is_tuning | (rate_counts <= 1)
+        ),
+        "seed must differ between final trials of one policy and batch size": (
+            is_tuning | ~trials.duplicated([*keys, "seed"])
+        ),
+        "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
+        "epochs must be the same in all rows": table.is_own or trials["epochs"].nunique() <= 1,
+        "tokens_per_sequence must be the same in all rows": (
+            trials["tokens_per_sequence"].nunique() <= 1
+        ),
+    }
+    for rule, is_met in rules.items():
+        is_broken = pd.Series(~np.asarray(is_met, dtype=bool), trials.index)
+        if is_broken.any():
+            name = rule.partition(" ")[0]
+            cells = table.rows["status"] if name == "state" else trials[name]
+            cell = cells[is_broken].iloc[0]
+            got = "an empty cell" if cell in (None, "") else short_text(str(cell))
+            where = f"{table.unit} {is_broken.idxmax()}"
+            raise SweepError(f"{rule}, got {got} in {where}. Correct it.")
+    if trials["batch_size"].nunique() > MOST_BATCHES:
+        raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
+    return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
+
+
+class TableAnswer(NamedTuple):
+    """The answer of a table of trials or of a sweep folder."""
+
+    answer: Answer | None
+    sentences: list[str]
+    notes: list[str]  # what was read of a table
+
+
+def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) -> TableAnswer:
+    """Return the answer of a table of trials or of a sweep folder."""
+    if not path.is_dir():
+        table = read_one_table(path, metric)
+    else:
+        sweep = load_sweep(path)
+        if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
+            return TableAnswer(sweep.answer(), sweep.sentences(), [])
+        table = read_one_table(sweep.trials, metric)
+    made = _answer_table(table, direction, tolerance)
+    missing = (
+        "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
+        "stage final and state COMPLETE."
+    )
+    return TableAnswer(made, describe(made) if made else [missing], table.notes)
