@@ -200,7 +200,7 @@ class Experiment(TrainingSettings):
         self._check_model()
         self._check_tuning()
         self._check_target()
-        self.workload.check(self.surroundings)
+        self.workload.refuse_unsuited(self.surroundings)
         return self
 
     def _check_model(self) -> None:

@@ -110,13 +110,13 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         """Return the loss of an untrained model; None if it is not known."""
         return None
 
-    def check(self, context: Surroundings) -> None:
+    def refuse_unsuited(self, context: Surroundings) -> None:
         """Raise ValueError if the experiment's other settings do not suit this workload."""
         model = context.model
         if self.reads_text != (model.vocabulary is not None):
             raise ValueError(f"workload {self.name!r} cannot train {model.name!r}. Change either")
 
-    def check_execution(self, names: Iterable[str]) -> None:
+    def refuse_execution(self, names: Iterable[str]) -> None:
         """Raise SweepError if one of these settings of the execution does not apply."""
 
 
@@ -173,7 +173,7 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     def reward_objective(self) -> Objective:
         return Objective(unit="of reward", label="minus mean reward")
 
-    def check_batches(self, context: Surroundings) -> None:
+    def refuse_batches(self, context: Surroundings) -> None:
         """Raise ValueError if batches are not whole groups, or sequences exceed the context."""
         for batch in context.batches:
             if batch % self.group_size:
@@ -212,11 +212,11 @@ class Grpo(GrpoSettings, WorkloadBase):
     def sequence_tokens(self, model: ModelSettings) -> int:
         return self.tokens_per_sequence
 
-    def check(self, context: Surroundings) -> None:
-        super().check(context)
+    def refuse_unsuited(self, context: Surroundings) -> None:
+        super().refuse_unsuited(context)
         if context.target is not None:
             raise ValueError("target does not apply to grpo. Leave it out")
-        self.check_batches(context)
+        self.refuse_batches(context)
 
 
 class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
@@ -270,14 +270,14 @@ class Command(OwnWorkload):
     def receives(self, *names: str) -> bool:
         return not placeholders_of(self.command).isdisjoint(names)
 
-    def check(self, context: Surroundings) -> None:
+    def refuse_unsuited(self, context: Surroundings) -> None:
         if context.target is not None and not self.compares_loss:
             raise ValueError("target needs the objective loss, less is better. Leave it out")
         for name in context.tuned:
             if name not in ("lr", *placeholders_of(self.command)):
                 raise ValueError(f"tuning {name} needs {{{name}}} in the command. Add it")
 
-    def check_execution(self, names: Iterable[str]) -> None:
+    def refuse_execution(self, names: Iterable[str]) -> None:
         if others := sorted({*names} - EXECUTION_OF_COMMANDS):
             raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
         if not self.splits_batches and not {"microbatch", "accumulation"}.isdisjoint(names):
@@ -316,12 +316,12 @@ class UserWorkload(OwnWorkload):
             return self.tokens_per_sequence
         return self.grpo_settings.tokens_per_sequence if self.grpo_settings else model.context
 
-    def check(self, context: Surroundings) -> None:
+    def refuse_unsuited(self, context: Surroundings) -> None:
         if self.grpo_settings is None:
             return
         if context.target is not None:
             raise ValueError(f"target does not apply to {self.name}. Leave it out")
-        self.grpo_settings.check_batches(context)
+        self.grpo_settings.refuse_batches(context)
 
     def with_declarations(self, values: Mapping[str, Any], context: Surroundings) -> Self:
         """Return the workload with attributes of its class, which must suit the experiment."""

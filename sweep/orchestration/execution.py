@@ -19,7 +19,7 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
-    experiment.workload.check_execution(chosen.model_fields_set)
+    experiment.workload.refuse_execution(chosen.model_fields_set)
     samples = experiment.workload.samples
     names = experiment.optimizer_names
     if chosen.zero and not {*names} <= {"adamw", "sgd"}:

@@ -13,7 +13,7 @@ from sweep.config.trial import Services
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.estimates import check_disk
 from sweep.orchestration.executors.base import Executor
-from sweep.orchestration.executors.build import build_executor, check_services
+from sweep.orchestration.executors.build import build_executor, refuse_unusable_services
 from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.looks import next_trials
 from sweep.orchestration.planning import Planned, check_writable, save_plan
@@ -85,7 +85,7 @@ def check_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
     if plan.settings.optimizer.name == "none":
         problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
         raise SweepError(f"experiment {plan.experiment!r} {problem}.")
-    check_services(services)
+    refuse_unusable_services(services)
     if services.tracking_uri:
         check_answers(services.tracking_uri)
     awaits_rates = any(row.id is None for row in plan.trials)

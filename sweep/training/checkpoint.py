@@ -102,7 +102,9 @@ class CheckpointStore:
     """Reads and writes a trial's checkpoints; a superseded attempt's writes raise Superseded."""
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
-        self.folder, self.check, self._fencing = folder, partial(folder.fence, fencing), fencing
+        self.folder = folder
+        self.fence = partial(folder.fence, fencing)  # raises if a newer attempt has begun
+        self._fencing = fencing
         self._step: int | None = None  # step of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
@@ -131,7 +133,7 @@ class CheckpointStore:
                     raise
                 problem = describe_error(error)
             if any(ranks.all_gather(bool(problem))):
-                self.check()
+                self.fence()
                 if not ranks.rank():
                     remove(path)
                 raise UnusableCheckpoint(f"{path.name} cannot be restored ({problem}); removed")
@@ -178,7 +180,7 @@ class CheckpointStore:
             self.folder.seal_checkpoint(part, progress.step, log.length, log.sha256)
             for file_path in part.iterdir():
                 sync(file_path)
-            self.check()
+            self.fence()
             remove(path)  # a damaged one: only an empty folder can be replaced
             part.replace(path)
         finally:
@@ -196,7 +198,7 @@ class CheckpointStore:
             tensors = step.parallel.weights().items()
             weights = {name: whole(value).cpu().contiguous() for name, value in tensors}
             if ranks.rank() == 0:
-                with replacing(self.folder.weights_path, self.check) as part:
+                with replacing(self.folder.weights_path, self.fence) as part:
                     save_file(weights, str(part))
 
 

@@ -105,7 +105,7 @@ class Report:
         path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
         text = "".join(f"{json.dumps(line)}\n" for line in self.lines.values())
         check_curve_bytes(len(text))  # the text is ASCII
-        with replacing(path, self.store.check) as part:
+        with replacing(path, self.store.fence) as part:
             part.write_text(text)
         return sha256_of_file(path)
 

@@ -100,7 +100,7 @@ def train(
     if step.device.type == "cpu":
         progress.record_instructions(instruction_set())
     path = store.folder.metrics_path
-    log = None if ranks.rank() else MetricsLog(path, length, store.check)
+    log = None if ranks.rank() else MetricsLog(path, length, store.fence)
     progress.charged_at = started
     progress.charge("other")
     if progress.step and log:

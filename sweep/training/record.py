@@ -39,7 +39,7 @@ def write_result(
 
     document_losses = None if final is None else final.valid_losses
     if document_losses is not None:
-        with files.replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
+        with files.replacing(folder.losses_path, store.fence) as part, part.open("wb") as file:
             np.save(file, document_losses)
 
     science = config.science
@@ -106,7 +106,7 @@ def write_result(
         weights_sha256=files.find_sha256(folder.weights_path),
     )
     result = result.model_copy(update=dict.fromkeys(science.workload.unused))
-    files.write_json(folder.result_path, result.as_document(), store.check)
+    files.write_json(folder.result_path, result.as_document(), store.fence)
 
 
 def _epochs(config: TrialConfig, step: TrainingStep | None, progress: Progress) -> float | None:

@@ -58,7 +58,7 @@ def run_attempt(
         try:
             status = status or folder.read_status()
             store = CheckpointStore(folder, status.fencing)
-            store.check()
+            store.fence()
             result = folder.find_result()
             if result is not None:  # the runner died before it recorded this
                 return Outcome(result.cause or "complete")
@@ -146,7 +146,7 @@ def _run(
         if keep != "none":
             if science.tokenizer and science.tokenizer.sha256 and not rank:
                 source = pretrained_path(config.init_path, science.tokenizer)
-                with files.replacing(store.folder.tokenizer_path, store.check) as part:
+                with files.replacing(store.folder.tokenizer_path, store.fence) as part:
                     shutil.copyfile(source, part)  # so that other trials can start from this one
             store.save_weights(step)
             progress.charge("checkpoint")

@@ -115,22 +115,22 @@ def find_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | None = None) -> None:
-    """Write a sealed JSON file atomically; `check` runs before the rename."""
+def write_json(path: Path, data: dict[str, Any], fence: Callable[[], None] | None = None) -> None:
+    """Write a sealed JSON file atomically; `fence` runs before the rename."""
     text = json.dumps(seal(data), indent=1, allow_nan=False) + "\n"
-    with replacing(path, check) as part:
+    with replacing(path, fence) as part:
         part.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
-def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a temporary path that durably replaces `path`, unless the block or `check` raises."""
+def replacing(path: Path, fence: Callable[[], None] | None = None) -> Iterator[Path]:
+    """Yield a temporary path that durably replaces `path`, unless the block or `fence` raises."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
         sync(part)
-        if check:
-            check()
+        if fence:
+            fence()
         part.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)  # errors of writing have none
@@ -211,12 +211,12 @@ def with_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 class MetricsLog:
     """Appends to metrics.jsonl, of which it keeps the first `length` bytes.
 
-    `check` raises if this attempt must not write.
+    `fence` raises if this attempt must not write.
     """
 
-    def __init__(self, path: Path, length: int, check: Callable[[], None]) -> None:
+    def __init__(self, path: Path, length: int, fence: Callable[[], None]) -> None:
         start = _read_start(path, length)
-        with replacing(path, check) as part:
+        with replacing(path, fence) as part:
             part.write_bytes(start)  # a new file: older attempts cannot write to it
         self.path, self.length = path, length
         self._digest = hashlib.sha256(start)

@@ -8,9 +8,9 @@ from sweep.errors import SweepError
 from sweep.orchestration.executors.build import (
     EXECUTORS,
     build_executor,
-    check_services,
     executors_of,
     find_executor,
+    refuse_unusable_services,
     services_table,
 )
 from sweep.orchestration.request import read_request
@@ -31,7 +31,7 @@ def test_a_setting_of_another_executor_is_refused(executor, setting, other):
     services = services_table()(executor=executor.name, **{setting.path[0]: "x"})
     expected = f"{setting.name} needs the executor {other.name}, got {executor.name}"
     with pytest.raises(SweepError, match=expected):
-        check_services(services)
+        refuse_unusable_services(services)
 
 
 @pytest.mark.parametrize("executor", ELSEWHERE, ids=lambda executor: executor.name)

@@ -12,7 +12,7 @@ import pytest
 from sweep.config.trial import Services
 from sweep.errors import SweepError
 from sweep.orchestration.executors import slurm
-from sweep.orchestration.executors.build import check_services, services_table
+from sweep.orchestration.executors.build import refuse_unusable_services, services_table
 from sweep.orchestration.executors.slurm import SlurmExecutor, SlurmSettings
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
@@ -275,7 +275,7 @@ def test_a_job_that_sbatch_refuses_is_submitted_once_more(run, cluster, go, refu
 )
 def test_an_invalid_request_is_refused(text, message):
     with pytest.raises(SweepError, match=message):
-        check_services(services_table()(executor="slurm", slurm=text))
+        refuse_unusable_services(services_table()(executor="slurm", slurm=text))
 
 
 def test_without_slurm_the_command_refuses_to_run(run, monkeypatch, tmp_path):

@@ -38,7 +38,7 @@ class Trial:
         self.store = CheckpointStore(self.folder, 1)
         self.step, self.progress = TrainingStep(self.config, CPU), Progress()
         length = self.store.load(self.step, self.progress)
-        self.log = MetricsLog(self.folder.metrics_path, length, self.store.check)
+        self.log = MetricsLog(self.folder.metrics_path, length, self.store.fence)
         return length
 
     def train(self, steps=1):

@@ -24,7 +24,7 @@ class Executor(ABC):
     """The environment of each attempt that may run now; empty: the command has to stop."""
 
     @classmethod
-    def check(cls, settings: Any) -> None:
+    def refuse_unsuited(cls, settings: Any) -> None:
         """Raise SweepError if the settings, of the type `cls.settings`, have a wrong value."""
         return None
 

@@ -84,7 +84,7 @@ def find_executor(name: str) -> type[Executor]:
     return executors[name]
 
 
-def check_services(services: Services) -> None:
+def refuse_unusable_services(services: Services) -> None:
     """Refuse settings that do not go together, and an executor whose extra is missing."""
     chosen = find_executor(services.executor)
     own = {*Services.model_fields, *chosen.settings.model_fields}
@@ -92,7 +92,7 @@ def check_services(services: Services) -> None:
     if unused:
         _refuse_settings_of_another(services, unused)
 
-    chosen.check(services)
+    chosen.refuse_unsuited(services)
     if chosen.extra and chosen.library:
         require_extra(chosen.library, chosen.extra, f"executor {chosen.name}")
 
@@ -108,7 +108,7 @@ def _refuse_settings_of_another(services: Services, fields: set[str]) -> None:
 
 
 def build_executor(services: Services, execution: Execution, folder: SweepFolder) -> Executor:
-    """Return the executor that the services name, which `check_services` accepts."""
+    """Return the executor that the services name, which `refuse_unusable_services` accepts."""
     chosen = find_executor(services.executor)
     if chosen.is_elsewhere and ":" in execution.device:
         raise SweepError(

@@ -118,7 +118,7 @@ class SlurmExecutor(Executor):
     settings = SlurmSettings
 
     @classmethod
-    def check(cls, settings: SlurmSettings) -> None:
+    def refuse_unsuited(cls, settings: SlurmSettings) -> None:
         parse_request(settings.slurm)
 
     def __init__(self, settings: SlurmSettings, execution: Execution, folder: SweepFolder) -> None:
