@@ -220,22 +220,24 @@ def measure_in_process(
         return Measurement(batch_size, microbatch_size, status, message)
 
 
-def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop) -> Measurement:
+def measure(
+    config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
+) -> Measurement:
     """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit."""
     device = use_device(config.execution.device)
     torch.set_num_threads(config.execution.threads)
     sizes = config.science.batch_size, config.microbatch_size
     try:
-        with LimitedMemory(device, limit) as memory:
+        with LimitedMemory(device, limit_bytes) as memory:
             values = _take_steps(config, memory, steps)
     except Exception as error:
         if is_out_of_memory(error):
-            return Measurement(*sizes, "OUT_OF_MEMORY", cut(str(error)), total_bytes=limit)
+            return Measurement(*sizes, "OUT_OF_MEMORY", cut(str(error)), total_bytes=limit_bytes)
         traceback.print_exc()
         return Measurement(*sizes, "ERROR", describe_error(error))
-    point = Measurement(*sizes, "OK", total_bytes=limit, **values)
+    point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **values)
     own = (point.device_bytes or 0) - memory.others_bytes
-    if device.type == "cuda" and max(own, point.held_bytes or 0) > limit:
+    if device.type == "cuda" and max(own, point.held_bytes or 0) > limit_bytes:
         return replace(point, status="SPILLED", message=f"{format_bytes(own)} in use")
     return point
 

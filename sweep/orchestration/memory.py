@@ -97,15 +97,15 @@ def forecast_memory(
     plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
     execution, group = plan.execution, plan.settings.workload.sequences_per_group
     devices, zero = execution.devices, execution.zero
-    forecasts, limit, largest = Forecasts(devices, zero), None, None
+    forecasts, limit_bytes, largest = Forecasts(devices, zero), None, None
     whole_steps = _configs(plan)
     last = max(whole_steps)
     if execution.device_memory_bytes is not None:
-        limit = usable_memory(execution)
-        largest = forecasts.find_largest(whole_steps[last], limit, is_accumulated=False)
+        limit_bytes = usable_memory(execution)
+        largest = forecasts.find_largest(whole_steps[last], limit_bytes, is_accumulated=False)
         if not request.chooses_microbatch:
             plan = plan.with_execution(microbatch=None)
-            plan = plan.with_execution(**forecasts.bound(plan.distinct_steps(), limit))
+            plan = plan.with_execution(**forecasts.bound(plan.distinct_steps(), limit_bytes))
 
     points: dict[int, Forecast] = {}
     for batch_size, config in _configs(plan).items():
@@ -124,11 +124,11 @@ def forecast_memory(
             "status": "FORECAST",
             "batch_size": batch_size,
             "gradient_accumulation_steps": batch_size // devices // point.microbatch_size,
-            "fits": None if limit is None else point.needed_bytes <= limit,
+            "fits": None if limit_bytes is None else point.needed_bytes <= limit_bytes,
         }
 
     return _head(plan, sizes_in_run) | {
-        "usable_bytes": limit,  # without the context and the fragmentation of a GPU
+        "usable_bytes": limit_bytes,  # without the context and the fragmentation of a GPU
         "devices": devices,
         "zero": zero,
         "points": [row(batch_size, point) for batch_size, point in points.items()],
@@ -169,7 +169,7 @@ def probe_memory(
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
     configs, device = _configs(plan), torch.device(plan.execution.device)
-    config, limit = configs[max(configs)], memory_limit(plan.execution)
+    config, limit_bytes = configs[max(configs)], memory_limit(plan.execution)
     basis = "live tensors of eager steps"
     if device.type == "cuda":
         basis = "bytes reserved by the allocator, plus the context"
@@ -183,11 +183,11 @@ def probe_memory(
         soak = 20 if plan.settings.workload.samples else 0
     sizes = [(size, sized.microbatch_size) for size, sized in configs.items()]
     sizes = sizes if request.chooses_microbatch else []
-    probed = probe(config, limit, multiple, largest, on_point, soak, sizes)
+    probed = probe(config, limit_bytes, multiple, largest, on_point, soak, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return _head(plan, sizes_in_run) | {
-        "device_memory_bytes": limit,
+        "device_memory_bytes": limit_bytes,
         "multiple": multiple,
         "basis": basis,
         "points": [point.as_document() for point in probed.points],

@@ -101,7 +101,7 @@ def available_cores() -> int:
     return max(1, cores or 1)
 
 
-def device_memory(device: torch.device) -> int:
+def total_memory(device: torch.device) -> int:
     """Return the bytes of a device; for a CPU half of what it and its cgroups have available."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
@@ -117,29 +117,30 @@ def device_memory(device: torch.device) -> int:
 
 def memory_limit(execution: Execution) -> int:
     """Return the bytes that a measured step may take: the limit that is set, or the device's."""
-    limit = execution.device_memory_bytes
-    return device_memory(torch.device(execution.device)) if limit is None else limit
+    limit_bytes = execution.device_memory_bytes
+    return total_memory(torch.device(execution.device)) if limit_bytes is None else limit_bytes
 
 
 def usable_memory(execution: Execution) -> int:
     """Return the bytes that a step may take by forecast; for plans and for `sweep forecast`."""
-    limit = memory_limit(execution)
+    limit_bytes = memory_limit(execution)
     if execution.device_type != "cpu":
-        return int(limit * USABLE_SHARE)
-    # Without a limit of the user's, half of the available memory is left free.
-    return limit if execution.device_memory_bytes is None else int(limit / FORECAST_MARGIN)
+        return int(limit_bytes * USABLE_SHARE)
+    if execution.device_memory_bytes is None:
+        return limit_bytes  # half of the available memory is left free
+    return int(limit_bytes / FORECAST_MARGIN)
 
 
 def check_memory_limit(execution: Execution) -> None:
     """Refuse a limit above the memory of the device, on which allocations would fail earlier."""
-    limit, device = execution.device_memory_bytes, torch.device(execution.device)
-    if limit is None or device.type == "cpu":
+    limit_bytes, device = execution.device_memory_bytes, torch.device(execution.device)
+    if limit_bytes is None or device.type == "cpu":
         return
-    total = device_memory(device)
-    if limit > total:
+    total = total_memory(device)
+    if limit_bytes > total:
         problem = f"must be at most the {format_bytes(total)} of {execution.device}"
         remedy = "Lower it, or leave it out"
-        raise SweepError(f"device-memory {problem}, got {format_bytes(limit)}. {remedy}.")
+        raise SweepError(f"device-memory {problem}, got {format_bytes(limit_bytes)}. {remedy}.")
 
 
 def device_name(device: torch.device) -> str:

@@ -22,9 +22,9 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "wor
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages allocated while it is entered; above `limit` bytes it raises."""
 
-    def __init__(self, limit: int | None = None, vocabulary: int | None = None) -> None:
+    def __init__(self, limit_bytes: int | None = None, vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.limit, self.vocabulary = limit, vocabulary
+        self.limit_bytes, self.vocabulary = limit_bytes, vocabulary
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.live_bytes = self.peak_bytes = 0
         self.peak = dict(self.live)
@@ -59,16 +59,17 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._set(key, reference, category, size)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
-        if self.limit is None or self.live_bytes <= self.limit:
+        if self.limit_bytes is None or self.live_bytes <= self.limit_bytes:
             return
         for key, (reference, category, _) in list(self._storages.items()):
             if (other := reference()) is not None:  # `fully_shard` resizes storages in place
                 self._set(key, reference, category, _rounded_bytes(other))
-        if self.live_bytes > self.limit:
+        if self.live_bytes > self.limit_bytes:
             needed = size - counted
+            used = format_bytes(self.live_bytes - needed)
             raise torch.OutOfMemoryError(
                 f"out of memory: {format_bytes(needed)} needed, "
-                f"{format_bytes(self.live_bytes - needed)} of {format_bytes(self.limit)} are in use"
+                f"{used} of {format_bytes(self.limit_bytes)} are in use"
             )
 
     def _set(self, key: int, reference: weakref.ref[Any], category: str, size: int) -> None:

@@ -35,7 +35,7 @@ from throughput import compete
 from sweep.config.trial import Execution, TrialConfig
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.checkpoint import Progress
-from sweep.training.device import device_memory, device_name, flop_utilization
+from sweep.training.device import device_name, flop_utilization, total_memory
 from sweep.training.loop import Steps
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder, TrialFolder
@@ -112,7 +112,7 @@ def measure_machine(part: Part) -> None:
     """Names, versions, and the rates of copies and of matrix products."""
     row: dict[str, Any] = {
         "device": device_name(part.device),
-        "device_memory_bytes": device_memory(part.device),
+        "device_memory_bytes": total_memory(part.device),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -313,7 +313,7 @@ def measure_fixed_seconds(part: Part) -> None:
 
 def compare_memory(part: Part) -> None:
     """The forecast of a step's peak memory against the measured one."""
-    limit = device_memory(part.device)
+    limit = total_memory(part.device)
     is_compiled = part.device.type == "cuda"
     for batch in part.scale.batches(1, 32, 256):
         scale = part.scale

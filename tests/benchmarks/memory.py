@@ -26,7 +26,7 @@ from sweep.memory.probe import measure
 from sweep.memory.search import Measurement
 from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import Inputs, build_plan
-from sweep.training.device import device_memory, has_compiler
+from sweep.training.device import has_compiler, total_memory
 from sweep.training.process import FreshProcess
 
 # Fields that choose a benchmarked model, in addition to the names of experiments.
@@ -111,7 +111,7 @@ def main() -> None:
     batches = arguments.batches or (CUDA_BATCHES if is_cuda else "1,4,16")
     precisions = arguments.precisions or ("bf16,fp32" if is_cuda else "fp32")
     modes = arguments.modes or ("eager,compiled" if is_cuda and has_compiler("cuda") else "eager")
-    limit = device_memory(torch.device(arguments.device))
+    limit = total_memory(torch.device(arguments.device))
     choices = product(experiments.split(","), precisions.split(","), modes.split(","))
     for experiment, precision, mode in choices:
         rows: list[dict[str, Any]] = []

@@ -7,11 +7,11 @@ from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.training.device import (
     check_memory_limit,
-    device_memory,
     is_out_of_memory,
     memory_limit,
     peak_flops,
     resolve_device,
+    total_memory,
     usable_memory,
 )
 from sweep.training.process import available_in_cgroups, oom_kills
@@ -113,14 +113,14 @@ def test_a_limit_that_is_given_decides_what_a_step_may_use(device, share):
 
 
 def test_without_a_limit_half_of_the_available_memory_bounds_a_step_on_a_cpu():
-    execution, half = Execution(device="cpu"), device_memory(torch.device("cpu"))
+    execution, half = Execution(device="cpu"), total_memory(torch.device("cpu"))
     assert usable_memory(execution) == pytest.approx(half, rel=0.5)
     check_memory_limit(execution.model_copy(update={"device_memory_bytes": 1 << 60}))
 
 
 @pytest.mark.gpu
 def test_a_limit_above_the_memory_of_a_gpu_is_refused():
-    total = device_memory(torch.device("cuda"))
+    total = total_memory(torch.device("cuda"))
     check_memory_limit(Execution(device="cuda", device_memory_bytes=total))
     with pytest.raises(SweepError, match="device-memory must be at most"):
         check_memory_limit(Execution(device="cuda", device_memory_bytes=total + 1))

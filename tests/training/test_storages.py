@@ -43,7 +43,7 @@ def test_only_this_process_part_of_a_tensor_on_several_devices_counts():
 
 
 def test_a_storage_that_was_emptied_in_place_does_not_count():
-    with LiveStorages(limit=10_000) as storages:
+    with LiveStorages(limit_bytes=10_000) as storages:
         gathered = torch.zeros(2000)
         gathered.untyped_storage().resize_(0)
         other = torch.zeros(2000)
