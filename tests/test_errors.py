@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.analysis.frames import read_csv
+from sweep.analysis.tables import read_csv
 from sweep.cli import main
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment

@@ -18,9 +18,9 @@ from sweep.analysis.answer_data import (
     Pair,
     Ranking,
 )
-from sweep.analysis.frames import Estimate
-from sweep.analysis.rates import TunedRate
 from sweep.analysis.sentences import BEST, describe, join
+from sweep.analysis.tables import Estimate
+from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.curves import rate_points, stack_points

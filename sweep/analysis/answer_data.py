@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sweep.analysis.frames import Estimate
+from sweep.analysis.tables import Estimate
 from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED

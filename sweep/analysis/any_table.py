@@ -39,7 +39,7 @@ from sweep.analysis.cells import (
     word_of_loss,
     worst_outcome,
 )
-from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS
+from sweep.analysis.tables import NUMBERS, TRIAL_COLUMNS
 from sweep.analysis.text_tables import TextTable, cells_of, find_file, read_text_tables
 from sweep.errors import SweepError, list_some
 from sweep.trial.status import Cause, State

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sweep.analysis.frames import MOST_DIGITS, NUMBERS, TRIAL_COLUMNS
+from sweep.analysis.tables import MOST_DIGITS, NUMBERS, TRIAL_COLUMNS
 from sweep.analysis.text_tables import TextTable
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import cut, printable

@@ -13,7 +13,7 @@ from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
 
 from sweep.analysis.answer import typical_time
-from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, final_trials
+from sweep.analysis.tables import Estimate, SweepTables, curves_by_trial, final_trials
 from sweep.decision.curves import Floats
 from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens, smoothed

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis import checks, frames
+from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer, build_answer, build_ranking, decide_trials
 from sweep.analysis.checks import Check
 from sweep.analysis.checks.table import prepare, rows_of_trials
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
-from sweep.analysis.rates import TunedRate
 from sweep.analysis.sentences import join
+from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
@@ -109,7 +109,7 @@ def judge_trials(
         optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
         result = PolicyResult(
             label=str(label),
-            policy=frames.policy_names(own)[0],
+            policy=tables.policy_names(own)[0],
             optimizer=optimizer,
             checks=judged,
             rates=table.rates,
@@ -202,7 +202,7 @@ def _rank_optimizers(
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
-    own = trials.assign(label=frames.policy_labels)
+    own = trials.assign(label=tables.policy_labels)
     own = own[own["label"] == label]
     finals, tuned = (own[own["stage"] == stage] for stage in ("final", "tune"))
     names, tokens, parts, unit = ["lr"], finals["tokens"].max(), [], "tokens"
@@ -220,11 +220,11 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
     if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():
-        counts = frames.format_range(tuned.groupby("batch_size").size())
+        counts = tables.format_range(tuned.groupby("batch_size").size())
         text = f"{' and '.join(names)} tuned by {counts} trials"
         budget = plan.settings.tuning.budget if plan else None
         parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
-    seeds = frames.format_range(finals.groupby("batch_size")["seed"].nunique())
+    seeds = tables.format_range(finals.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"

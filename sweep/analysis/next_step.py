@@ -16,9 +16,9 @@ import pandas as pd
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.checks import FAIL, Check
-from sweep.analysis.frames import SweepTables
-from sweep.analysis.rates import TunedRate
 from sweep.analysis.sentences import join
+from sweep.analysis.tables import SweepTables
+from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.decision.decision import LOOKS, UNDECIDED
 from sweep.decision.proposal import (

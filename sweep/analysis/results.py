@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from sweep.analysis import checks, frames
+from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
@@ -15,7 +15,7 @@ from sweep.decision.proposal import check_of_command
 from sweep.plan.policies import is_tuned
 
 
-class Sweep(frames.SweepTables):
+class Sweep(tables.SweepTables):
     """A sweep folder that was read; `plan`, `trials` and `curves` are its tables."""
 
     @cached_property
@@ -110,7 +110,7 @@ def load_sweep(path: str | Path) -> Sweep:
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
-    return Sweep(**vars(frames.load_tables(path)))
+    return Sweep(**vars(tables.load_tables(path)))
 
 
 def _with_step(answer: Answer, step: NextStep) -> Answer:
@@ -144,7 +144,7 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
-    finals = frames.final_trials(sweep.trials)
+    finals = tables.final_trials(sweep.trials)
     complete = finals[finals["state"] == "COMPLETE"]
     if complete.empty:
         states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
@@ -155,14 +155,14 @@ def _without_answer(sweep: Sweep) -> str:
         return f"Nothing can be compared: {counts or none}.{remedy}"
     size, label = complete[["batch_size", "label"]].iloc[0]
     complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
-    gains = frames.find_gains(sweep) if sweep.plan.settings.workload.samples else []
+    gains = tables.find_gains(sweep) if sweep.plan.settings.workload.samples else []
     if gains and gains[0]["difference"] is not None:
         gain = gains[0]["difference"]
         return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
     unknown = ""
     if sweep.plan.settings.workload.samples and sweep.lacks_curves and not gains:
-        unknown = f" How training changed the reward is not known: {frames.CURVES} is missing."
+        unknown = f" How training changed the reward is not known: {tables.CURVES} is missing."
     objective = sweep.plan.settings.evaluated
-    value = frames.mean_of(complete[objective.name].astype(float).to_list())
+    value = tables.mean_of(complete[objective.name].astype(float).to_list())
     known = f"At batch size {size} the {objective.title} is {value:.4f}."
     return f"{known} Nothing is compared.{unknown}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sweep.analysis import frames
+from sweep.analysis import tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
@@ -59,7 +59,7 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
         compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
     else:
         trials = trials.assign(target=math.nan)
-    columns = dict.fromkeys([*frames.TRIAL_COLUMNS, metric])
+    columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     result = leading(judge_trials(trials.reindex(columns=list(columns)), compared))
     made = result.answer if result else None
     if made is None:
@@ -102,7 +102,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
             values = short_text(", ".join(sorted({*table.rows[name]})))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
             raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
-    trials = table.trials().assign(label=frames.policy_labels)
+    trials = table.trials().assign(label=tables.policy_labels)
     is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sweep.analysis.frames import refuse_large
+from sweep.analysis.tables import refuse_large
 from sweep.errors import SweepError, reason_of
 from sweep.trial.files import refuse_links
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from sweep.analysis.answer_data import AnswerData
 from sweep.analysis.checks import supports_fit
-from sweep.analysis.frames import compare_batch_sizes, final_trials, format_range, mean_of
 from sweep.analysis.judge import PolicyResult
+from sweep.analysis.rate_rules import rate_exponent
 from sweep.analysis.results import Sweep
-from sweep.analysis.scaling import rate_exponent
 from sweep.analysis.sentences import join
+from sweep.analysis.tables import compare_batch_sizes, final_trials, format_range, mean_of
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
 from sweep.decision.decision import OUTSIDE, UNDECIDED, WITHIN

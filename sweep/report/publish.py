@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sweep.analysis import frames
+from sweep.analysis import tables
 from sweep.errors import SweepError
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -26,7 +26,7 @@ def publish(path: Path, target: Path) -> None:
     """
     if target.exists():
         raise SweepError(f"{target} exists already. Remove it, or choose another name.")
-    sweep, folder = frames.load_tables(path), SweepFolder(path)
+    sweep, folder = tables.load_tables(path), SweepFolder(path)
     if folder.is_published:
         raise SweepError(f"{path} must have the folders of its trials. Publish a sweep that ran.")
     with tempfile.TemporaryDirectory() as parent:
@@ -36,7 +36,7 @@ def publish(path: Path, target: Path) -> None:
         shutil.copy(folder.plan_path, copy)
         if folder.check_path.exists():
             shutil.copy(folder.check_path, copy)
-        frames.write_curves_csv(sweep, copy / frames.CURVES)
+        tables.write_curves_csv(sweep, copy / tables.CURVES)
 
         again = Path(parent, "again")
         write_report(copy, again)

@@ -16,15 +16,15 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
-from sweep.analysis import frames
+from sweep.analysis import tables
 from sweep.analysis.answer import Answer, typical_time
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
-from sweep.analysis.frames import format_range
 from sweep.analysis.judge import scope_of
+from sweep.analysis.rate_rules import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.analysis.results import Sweep, load_sweep
-from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
+from sweep.analysis.tables import format_range
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
 from sweep.config.objective import LOSS
 from sweep.config.optimizers import optimizer_facts
@@ -48,7 +48,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     objective = sweep.plan.settings.evaluated
     if SweepFolder(Path(path)).is_published and out.resolve() == Path(path).resolve():
         raise SweepError(f"{path} is published and stays as it is. Write to another --out FOLDER.")
-    cells = frames.compare_batch_sizes(sweep.trials, objective)
+    cells = tables.compare_batch_sizes(sweep.trials, objective)
     charts = plot_all(sweep)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
                 part.write_bytes(chart.png)
         else:  # an earlier report may have had it
             (folder / f"{name}.png").unlink(missing_ok=True)
-    frames.write_trials_csv(sweep, out / "trials.csv")
+    tables.write_trials_csv(sweep, out / "trials.csv")
     answer = sweep.answer()
     trials = sweep.trials.fillna({"state": "unknown"})
     curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
@@ -75,10 +75,10 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         cells=cells.to_dict("records"),
         has_train_loss=objective.name == LOSS.name
         and (trials["final_train_loss"].notna().any() or sweep.plan.settings.data is not None),
-        other_metrics=frames.other_metrics(sweep.trials, objective),
+        other_metrics=tables.other_metrics(sweep.trials, objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[trials["cause"].notna()].to_dict("records"),
-        gains=frames.find_gains(sweep) if sweep.plan.settings.workload.samples else (),
+        gains=tables.find_gains(sweep) if sweep.plan.settings.workload.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
         other_curves=sweep.other_curves if curves else (),

@@ -9,11 +9,11 @@ import pytest
 
 import sweep
 from experiments.studies.answer.error_rates import SPREAD, Case, tune
-from sweep.analysis.frames import TRIAL_COLUMNS, write_trials_csv
 from sweep.analysis.judge import judge_trials
-from sweep.analysis.scaling import describe_costs, rate_exponent, rule_costs
+from sweep.analysis.rate_rules import describe_costs, rate_exponent, rule_costs
 from sweep.analysis.sentences import describe
 from sweep.analysis.table_answer import answer_of
+from sweep.analysis.tables import TRIAL_COLUMNS, write_trials_csv
 from sweep.config.objective import Objective
 from sweep.decision.curves import rate_points
 from sweep.errors import SweepError

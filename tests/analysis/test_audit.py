@@ -14,8 +14,8 @@ from sweep.analysis.any_table import read_table, read_tables
 from sweep.analysis.audit import audit
 from sweep.analysis.checks import FAIL, check_rows
 from sweep.analysis.checks.table import explain_log_rows, prepare
-from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
+from sweep.analysis.tables import write_trials_csv
 from sweep.analysis.text_tables import TextTable
 from sweep.errors import SweepError
 from tests.analysis.fake_sweeps import write_fake_sweep

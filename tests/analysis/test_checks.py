@@ -18,10 +18,10 @@ from sweep.analysis.checks import (
     Verdict,
     check,
 )
-from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.judge import judge_trials
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe
+from sweep.analysis.tables import write_trials_csv
 from sweep.errors import SweepError
 from sweep.plan.rate_search import GRID
 from tests.analysis.fake_sweeps import write_fake_sweep

@@ -13,8 +13,8 @@ from scipy.stats import binom
 from sweep.analysis.audit import audit
 from sweep.analysis.checks import CURVE_CHECKS, PASS
 from sweep.analysis.critical_batch_size import fit_curve, fit_steps, steps_to_target
-from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
+from sweep.analysis.tables import write_trials_csv
 from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens
 from sweep.resources import sha256_of_file

@@ -13,8 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
+from sweep.analysis.tables import write_trials_csv
 from sweep.cli import sweep
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import canonical_json, seal

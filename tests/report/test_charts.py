@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
+from sweep.analysis.tables import compare_batch_sizes
 from sweep.config.arms import batch_colors
 from sweep.report import charts
 from sweep.report.vega import SIZE, TOP, channel, layer

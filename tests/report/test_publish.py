@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sweep.analysis.frames import CURVES, find_gains, load_tables
 from sweep.analysis.results import load_sweep
+from sweep.analysis.tables import CURVES, find_gains, load_tables
 from sweep.errors import SweepError
 from sweep.report.publish import publish
 from sweep.report.report import write_report

@@ -9,8 +9,8 @@ import pytest
 from jinja2 import UndefinedError
 
 from sweep.analysis.critical_batch_size import noise_scales
-from sweep.analysis.frames import Estimate, compare_batch_sizes, find_gains
 from sweep.analysis.results import load_sweep
+from sweep.analysis.tables import Estimate, compare_batch_sizes, find_gains
 from sweep.plan.plan import load_plan
 from sweep.report.report import MARKDOWN, to_html, write_report
 from sweep.tracking.mirror import Mirror

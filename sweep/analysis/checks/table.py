@@ -12,8 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sweep.analysis.cells import LOSSES, SETTINGS
-from sweep.analysis.frames import policy_labels
-from sweep.analysis.rates import TunedRate, tuned_rates
+from sweep.analysis.tables import policy_labels
+from sweep.analysis.tuned_rates import TunedRate, tuned_rates
 from sweep.config.objective import LOSS, Objective
 from sweep.decision.trials import compared_value, parse_end
 from sweep.trial.status import Cause

@@ -18,7 +18,7 @@ from sweep.analysis.checks.table import (
     read_execution,
     tokens_of_a_step,
 )
-from sweep.analysis.rates import TunedRate
+from sweep.analysis.tuned_rates import TunedRate
 from sweep.errors import cut
 from sweep.plan.policies import LEAST_SEEDS
 

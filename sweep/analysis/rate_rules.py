@@ -9,9 +9,9 @@ from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
 from scipy.stats import linregress
 
-from sweep.analysis.frames import Estimate
-from sweep.analysis.rates import TunedRate
 from sweep.analysis.sentences import join
+from sweep.analysis.tables import Estimate
+from sweep.analysis.tuned_rates import TunedRate
 from sweep.decision.decision import ALPHA
 from sweep.plan.plan import Plan
 from sweep.resources import read_toml

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.frames import to_numbers
+from sweep.analysis.tables import to_numbers
 from sweep.decision.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
 from sweep.decision.trials import tells_of_budget
 

@@ -15,8 +15,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 import sweep
-from sweep.analysis import frames
-from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis import tables
+from sweep.analysis.tables import TRIAL_COLUMNS
 from sweep.config.numbers import short
 from sweep.errors import SweepError
 from sweep.trial.files import read_json, read_metrics, write_json
@@ -93,7 +93,7 @@ def test_curves_are_those_of_metrics_jsonl(some):
     for name in rows.columns[1:]:
         expected = np.array([line.get(name) for line in lines], dtype=float)
         np.testing.assert_array_equal(rows[name].to_numpy(float), expected)
-    by_trial = {key: values for key, _, values in frames.curves_by_trial(loaded, "valid/loss")}
+    by_trial = {key: values for key, _, values in tables.curves_by_trial(loaded, "valid/loss")}
     assert by_trial[trial].tolist() == [x["valid/loss"] for x in lines if "valid/loss" in x]
 
 
@@ -113,7 +113,7 @@ def test_null_is_not_a_number_and_a_torn_last_line_is_left_out(some):
 
 def test_csv_has_every_trial_in_full_precision(some, tmp_path):
     loaded = sweep.load_sweep(some)
-    frames.write_trials_csv(loaded, tmp_path / "trials.csv")
+    tables.write_trials_csv(loaded, tmp_path / "trials.csv")
     with (tmp_path / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(TRIAL_COLUMNS)
@@ -191,7 +191,7 @@ def trial(batch, seed, loss, seconds=10.0, **more):
 
 
 def cells_of(*rows):
-    return frames.compare_batch_sizes(pd.DataFrame(rows))
+    return tables.compare_batch_sizes(pd.DataFrame(rows))
 
 
 def test_a_cell_is_the_mean_and_spread_of_its_seeds():
@@ -232,7 +232,7 @@ def test_short_numbers_read_back_the_same(number, text):
 
 def test_policies_keep_their_names():
     table = pd.DataFrame({"policy": ["sqrt:0.001@32", "fixed"], "learning_rate": [5e-4, 5e-4]})
-    assert frames.policy_labels(table) == ["sqrt:0.001@32", "fixed 5e-4"]
+    assert tables.policy_labels(table) == ["sqrt:0.001@32", "fixed 5e-4"]
 
 
 START = {0: -0.05, 1: -0.06, 2: -0.04}
@@ -246,7 +246,7 @@ def written(folder, seeds, **change):
 
 
 def test_gains_are_paired_by_seed(tmp_path):
-    gains = frames.find_gains(written(tmp_path / "s", 3))
+    gains = tables.find_gains(written(tmp_path / "s", 3))
     assert [gain["batch_size"] for gain in gains] == [16, 32]
     for gain in gains:
         assert gain["start"] == {seed: -loss for seed, loss in START.items()}
@@ -257,10 +257,10 @@ def test_gains_are_paired_by_seed(tmp_path):
 
 
 def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
-    (first, _) = frames.find_gains(written(tmp_path / "one", 1))
+    (first, _) = tables.find_gains(written(tmp_path / "one", 1))
     assert first["difference"] is None and set(first["end"]) == {0}
     older = written(tmp_path / "older", 3, initial_valid_loss=None)
-    assert frames.find_gains(older) == []
+    assert tables.find_gains(older) == []
 
 
 @pytest.mark.parametrize("change", ["double", "remove", "rename"])
@@ -275,7 +275,7 @@ def test_a_published_table_must_have_the_trials_of_its_plan(tmp_path, change):
     }
     changed[change].to_csv(path, index=False)
     with pytest.raises(SweepError, match=r"trials\.csv must have each trial"):
-        frames.load_tables(tmp_path / "published")
+        tables.load_tables(tmp_path / "published")
 
 
 @pytest.mark.parametrize("size", ["7", "-4", "4.5", "1e300", ""])
@@ -284,5 +284,5 @@ def test_what_was_planned_is_read_from_the_plan_of_published_results(tmp_path, s
     path = tmp_path / "published" / "trials.csv"
     table = pd.read_csv(path, dtype=str)
     table.assign(batch_size=size).to_csv(path, index=False)
-    read = frames.load_tables(tmp_path / "published")
+    read = tables.load_tables(tmp_path / "published")
     assert read.trials["batch_size"].tolist() == [row.batch_size for row in read.plan.trials]
