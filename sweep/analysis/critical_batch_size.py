@@ -24,7 +24,10 @@ CELL, LEAST_RECORDS = ["label", "batch_size"], 4
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
-SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
+FIT_TOLERANCE = 1e-12  # relative, of the parameters, the squares and their gradient
+SPREAD_ROUNDS = 100
+SPREAD_TOLERANCE = 1e-3
+LEAST_SPREAD = 1e-12
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
     *("is_early", "interpolation_error", "trained_tokens", "has_curve", "is_known", "id"),
@@ -240,7 +243,7 @@ def fit_steps(
     resamples = RESAMPLES if seeds > 1 else 0
     draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, resamples)
     weights, counts = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(data, spread, point, row)[0] for row in weights]
+    fits = [_fit(data, spread, point, row) for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
@@ -257,46 +260,52 @@ def _curve(point: Floats, sizes: Floats) -> Floats:
     return np.asarray(np.logaddexp(point[0], point[1] - np.log(sizes)))
 
 
-def _fit(
-    data: Data, spread: float, start: Floats, weights: Floats, tol: float = 1e-12
-) -> tuple[Floats, float]:
-    """Return log S_min and log E_min by least squares with seeds weighted, and the cost.
+def _fit(data: Data, spread: float, start: Floats, weights: Floats) -> Floats:
+    """Return log S_min and log E_min by least squares with seeds weighted.
 
     The residual of a bound is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, σ the spread: it
     vanishes if the fit lies well above the bound and is the shortfall if it lies well below.
     """
-    (sizes, logs, censored), root = data, np.sqrt(weights)[:, None]
+    sizes, logs, censored = data
+    root = np.sqrt(weights)[:, None]
 
     def terms(point: Floats) -> Floats:
         gap = _curve(point, sizes) - logs
         gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
         return (root * gap).ravel()
 
-    result = least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol)
-    return np.asarray(result.x), float(result.cost)
+    result = least_squares(
+        terms, start, method="lm", xtol=FIT_TOLERANCE, ftol=FIT_TOLERANCE, gtol=FIT_TOLERANCE
+    )
+    return np.asarray(result.x)
 
 
 def _fit_with_spread(data: Data) -> tuple[Floats, float]:
     """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
     sizes, logs, censored = data
-    weights, spread = np.ones(len(logs)), LEAST_SPREAD
-    start = np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
-    point, cost = _fit(data, spread, start, weights)
-    # The start and tolerance of scipy's `curve_fit` give the published digits; they are kept unless
-    # another optimum is better.
-    early, more = _fit(data, spread, np.ones(2), weights, 1e-8)
-    point = early if more <= cost * (1 + 1e-9) else point
+    weights = np.ones(len(logs))
+    degrees_of_freedom = max(logs.size - 2, 1)
+
+    smallest = logs.min()
+    sequences = logs[:, 0] + math.log(sizes[0])
+    start = np.array([smallest, sequences.mean()])
+    point = _fit(data, LEAST_SPREAD, start, weights)
     gap = _curve(point, sizes) - logs
     squares = float((gap[~censored] ** 2).sum())
-    spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
-    for _ in range(SPREAD_ROUNDS if censored.any() else 0):
-        point, _ = _fit(data, spread, point, weights)
+    spread = max(math.sqrt(squares / degrees_of_freedom), LEAST_SPREAD)
+    if not censored.any():
+        return point, spread
+
+    for _ in range(SPREAD_ROUNDS):
+        point = _fit(data, spread, point, weights)
         gap = _curve(point, sizes) - logs
         z = gap[censored] / spread
         slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
         squares = float((gap[~censored] ** 2).sum() + (spread**2 * (1 - z * slope)).sum())
-        last, spread = spread, max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
-        if abs(spread - last) <= SPREAD_TOLERANCE * spread:
+
+        last_spread = spread
+        spread = max(math.sqrt(squares / degrees_of_freedom), LEAST_SPREAD)
+        if abs(spread - last_spread) <= SPREAD_TOLERANCE * spread:
             break
     return point, spread
 
