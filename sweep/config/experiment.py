@@ -27,11 +27,18 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial, at most one per step
     points: Points = 20  # milestone evaluations per trial, at most one per step
     sequences: Positive | None = None  # per evaluation; by default derived from the budget
-    # most gradient-noise measurements per trial; fewer if noise_share does not suffice
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
-    noise_share: Share = 0.02  # most of the budget's sequences that these measurements may take
     # consecutive evaluations that are averaged before comparison with the target
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+
+
+class NoiseSettings(Settings, use_attribute_docstrings=True):
+    """Measurements of the gradient noise scale. Not part of a trial's id: losses do not change."""
+
+    measure: Annotated[bool, RunFlag(Group.TUNING, "noise")] = False
+    """Measure the gradient noise scale in reporting trials, for about 2 % of their time."""
+    # most measurements per trial; fewer if the share does not suffice
+    points: Annotated[int, Field(gt=0, le=1000, strict=True)] = 10
+    share: Share = 0.02  # most of the budget's sequences that the measurements may take
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
@@ -159,6 +166,7 @@ class Experiment(TrainingSettings):
     replaced_sizes: Annotated[tuple[ReplacedSize, ...], Field(exclude=True)] = ()
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
+    noise_scale: NoiseSettings = NoiseSettings()
 
     @property
     def expected_initial_loss(self) -> float | None:

@@ -85,6 +85,7 @@ def estimate_seconds(
         factor. Seconds and factor are None if a step cannot run here.
     """
     reason = ""
+    noise_share = 0.0  # of a reporting trial's sequences, outside of training
     results = [folder.trial(str(row.id)).find_result() for row in rows if row.id]
     complete = [
         result
@@ -115,8 +116,17 @@ def estimate_seconds(
         final = 0 if plan.settings.workload.samples else _windows(plan, "valid")
         sequences = (evaluation.sequences or 0) * (evaluation.points + 4) + final
         outside = sequences * per_sequence / 3
-    sizes = [(row.steps, row.batch_size) for row in rows]
-    return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor, reason
+        if plan.settings.noise_scale.measure:
+            noise_share = plan.settings.noise_scale.share
+
+    seconds = []
+    for row in rows:
+        training = row.steps * (per_step + per_sequence * row.batch_size)
+        probed = 0.0  # sequences
+        if row.stage != "tune":
+            probed = noise_share * row.steps * row.batch_size
+        seconds.append(training + outside + probed * per_sequence)
+    return seconds, factor, reason
 
 
 def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:

@@ -169,6 +169,8 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
         new = build_plan(experiment, old.execution, inputs, **recorded, old=old)
         plan = grow_plan(old, new, folder.path)
+        if plan.settings.noise_scale.measure and not old.settings.noise_scale.measure:
+            _warn_about_ended_trials(old, folder)
         if len(plan.trials) > len(old.trials):
             if new.largest_step > old.largest_step:
                 execution = old.execution.model_copy(update=_bound_by_memory(new))
@@ -179,6 +181,17 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
     return Planned(plan, requested_ids(plan, new, experiment), request)
+
+
+def _warn_about_ended_trials(plan: Plan, folder: SweepFolder) -> None:
+    """Say how many trials have ended before the noise scale was asked for."""
+    trials = [folder.trial(str(row.id)) for row in plan.known_trials if row.stage != "tune"]
+    ended = [trial.id for trial in trials if trial.find_result() is not None]
+    if ended:
+        LOG.warning(
+            f"Trials that ended without measuring the noise scale are not repeated: {len(ended)} "
+            f"of {len(trials)} have none. Add seeds, or choose another --out."
+        )
 
 
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:

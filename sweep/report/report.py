@@ -19,14 +19,17 @@ from jinja2 import Environment, StrictUndefined
 from sweep.analysis import frames
 from sweep.analysis.answer import MISSING, Answer, BatchSizeAnswer, typical_time
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
-from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
+from sweep.analysis.critical_batch_size import StepsCurve, losses_at
 from sweep.analysis.frames import format_range
+from sweep.analysis.noise_scale import LEAST_RECORDS, noise_scales
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.workloads import FINAL_PROMPTS
+from sweep.decision.proposal import command_with, recorded_out
 from sweep.errors import SweepError, printable
+from sweep.plan.plan import Plan
 from sweep.plan.policies import LEAST_SEEDS, describe_policy
 from sweep.report.charts import plot_all
 from sweep.report.page import LOADER, to_html
@@ -76,6 +79,8 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         gains=frames.find_gains(sweep) if sweep.plan.settings.workload.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
+        least_noise_records=LEAST_RECORDS,
+        noise_command=_noise_command(sweep.plan),
         other_curves=sweep.other_curves if curves else (),
         check_curve=check_curve,
         supports_crossings=supports_crossings,
@@ -95,6 +100,20 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
+
+
+def _noise_command(plan: Plan) -> str | None:
+    """Return the command that trains this sweep again and measures the gradient noise scale.
+
+    None if the sweep measures it, if its workload cannot, or if no command line has its settings.
+    """
+    settings = plan.settings
+    if settings.noise_scale.measure or settings.workload.is_program or settings.workload.samples:
+        return None
+    try:
+        return command_with(plan, noise=True, out=f"{recorded_out(plan)}-noise")
+    except SweepError:
+        return None
 
 
 def _rates(sweep: Sweep) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def to_target(tmp_path):
     def write(taken_at=None, pruned=lambda row: False, points=2000):
         path = tmp_path / "s"
         options = {"lrs": ("tuned",), "seeds": 3, "batches": ",".join(map(str, TARGET_SIZES))}
-        options |= {"evaluation": {"points": points, "noise_points": 0}, "target": TARGET}
+        options |= {"evaluation": {"points": points}, "target": TARGET}
         plan = write_fake_sweep(path, budget=256 * CONTEXT * 6000, **options)
         rng = np.random.default_rng(0)
         for row in plan.trials:
