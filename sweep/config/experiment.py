@@ -11,7 +11,7 @@ from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.objective import TOKENS_TO_TARGET, Objective
 from sweep.config.optimizers import OptimizerName, OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
-from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
+from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings
 from sweep.config.workloads import Pretrain, Surroundings, WorkloadSettings
 
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
@@ -35,10 +35,11 @@ class NoiseSettings(Settings, use_attribute_docstrings=True):
     """Measurements of the gradient noise scale. Not part of a trial's id: losses do not change."""
 
     measure: Annotated[bool, RunFlag(Group.TUNING, "noise")] = False
-    """Measure the gradient noise scale in reporting trials, for about 2 % of their time."""
+    """Measure the gradient noise scale, for about 2 % of the time."""
     # most measurements per trial; fewer if the share does not suffice
     points: Annotated[int, Field(gt=0, le=1000, strict=True)] = 10
-    share: Share = 0.02  # most of the budget's sequences that the measurements may take
+    # most of the budget's sequences that the measurements may take
+    share: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.02
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):

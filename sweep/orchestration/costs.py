@@ -85,7 +85,7 @@ def estimate_seconds(
         factor. Seconds and factor are None if a step cannot run here.
     """
     reason = ""
-    noise_share = 0.0  # of a reporting trial's sequences, outside of training
+    noise_share = 0.0  # of the sequences of a trial that measures the noise scale
     results = [folder.trial(str(row.id)).find_result() for row in rows if row.id]
     complete = [
         result

@@ -121,7 +121,7 @@ class Plan(Inputs):
         noise_scale = self.settings.noise_scale
         if row.stage == "tune":
             tuning_budget = self.settings.tuning.budget
-            noise_scale = NoiseSettings()  # reports read only those of reporting trials
+            noise_scale = NoiseSettings()  # a report reads the other trials' measurements only
         return TrialConfig(
             id=row.id or "sample",
             sweep=sweep,
