@@ -22,6 +22,7 @@ from sweep.config.experiment import (
     AnswerSettings,
     EvaluationSettings,
     Experiment,
+    NoiseSettings,
     TuningSettings,
 )
 from sweep.config.models import (
@@ -48,6 +49,7 @@ TABLES: dict[str, type[Settings]] = {  # by the marker in settings.md; keys of a
     "evaluation": EvaluationSettings,
     "tuning": TuningSettings,
     "answer": AnswerSettings,
+    "noise_scale": NoiseSettings,
     "program": Command,
     "grpo": GrpoSettings,
 }

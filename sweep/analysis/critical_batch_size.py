@@ -1,9 +1,8 @@
-"""The critical batch size by steps to a target and by noise."""
+"""The critical batch size, by steps to a target."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,11 +19,13 @@ from sweep.plan.target import crossing_tokens, smoothed
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
-CELL, LEAST_RECORDS = ["label", "batch_size"], 4
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
-SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
+FIT_TOLERANCE = 1e-12  # relative, of the parameters, the squares and their gradient
+SPREAD_ROUNDS = 100
+SPREAD_TOLERANCE = 1e-3
+LEAST_SPREAD = 1e-12
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
     *("is_early", "interpolation_error", "trained_tokens", "has_curve", "is_known", "id"),
@@ -240,7 +241,7 @@ def fit_steps(
     resamples = RESAMPLES if seeds > 1 else 0
     draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, resamples)
     weights, counts = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(data, spread, point, row)[0] for row in weights]
+    fits = [_fit(data, spread, point, row) for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
@@ -257,46 +258,52 @@ def _curve(point: Floats, sizes: Floats) -> Floats:
     return np.asarray(np.logaddexp(point[0], point[1] - np.log(sizes)))
 
 
-def _fit(
-    data: Data, spread: float, start: Floats, weights: Floats, tol: float = 1e-12
-) -> tuple[Floats, float]:
-    """Return log S_min and log E_min by least squares with seeds weighted, and the cost.
+def _fit(data: Data, spread: float, start: Floats, weights: Floats) -> Floats:
+    """Return log S_min and log E_min by least squares with seeds weighted.
 
     The residual of a bound is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, σ the spread: it
     vanishes if the fit lies well above the bound and is the shortfall if it lies well below.
     """
-    (sizes, logs, censored), root = data, np.sqrt(weights)[:, None]
+    sizes, logs, censored = data
+    root = np.sqrt(weights)[:, None]
 
     def terms(point: Floats) -> Floats:
         gap = _curve(point, sizes) - logs
         gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
         return (root * gap).ravel()
 
-    result = least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol)
-    return np.asarray(result.x), float(result.cost)
+    result = least_squares(
+        terms, start, method="lm", xtol=FIT_TOLERANCE, ftol=FIT_TOLERANCE, gtol=FIT_TOLERANCE
+    )
+    return np.asarray(result.x)
 
 
 def _fit_with_spread(data: Data) -> tuple[Floats, float]:
     """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
     sizes, logs, censored = data
-    weights, spread = np.ones(len(logs)), LEAST_SPREAD
-    start = np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
-    point, cost = _fit(data, spread, start, weights)
-    # The start and tolerance of scipy's `curve_fit` give the published digits; they are kept unless
-    # another optimum is better.
-    early, more = _fit(data, spread, np.ones(2), weights, 1e-8)
-    point = early if more <= cost * (1 + 1e-9) else point
+    weights = np.ones(len(logs))
+    degrees_of_freedom = max(logs.size - 2, 1)
+
+    smallest = logs.min()
+    sequences = logs[:, 0] + math.log(sizes[0])
+    start = np.array([smallest, sequences.mean()])
+    point = _fit(data, LEAST_SPREAD, start, weights)
     gap = _curve(point, sizes) - logs
     squares = float((gap[~censored] ** 2).sum())
-    spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
-    for _ in range(SPREAD_ROUNDS if censored.any() else 0):
-        point, _ = _fit(data, spread, point, weights)
+    spread = max(math.sqrt(squares / degrees_of_freedom), LEAST_SPREAD)
+    if not censored.any():
+        return point, spread
+
+    for _ in range(SPREAD_ROUNDS):
+        point = _fit(data, spread, point, weights)
         gap = _curve(point, sizes) - logs
         z = gap[censored] / spread
         slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
         squares = float((gap[~censored] ** 2).sum() + (spread**2 * (1 - z * slope)).sum())
-        last, spread = spread, max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
-        if abs(spread - last) <= SPREAD_TOLERANCE * spread:
+
+        last_spread = spread
+        spread = max(math.sqrt(squares / degrees_of_freedom), LEAST_SPREAD)
+        if abs(spread - last_spread) <= SPREAD_TOLERANCE * spread:
             break
     return point, spread
 
@@ -323,62 +330,3 @@ def _estimate(log_value: float, resampled: Floats, seeds: int) -> Estimate:
     with np.errstate(over="ignore"):
         low, high = np.exp([log_value - half, log_value + half])
     return Estimate(value, float(low), float(high))
-
-
-@dataclass(frozen=True)
-class NoiseScale:
-    """B_simple over some steps; each number with its 95 % interval."""
-
-    value: Estimate | None  # sequences; None is unresolved: the interval of square contains 0
-    trace: Estimate  # tr Σ of the gradient of one sequence
-    square: Estimate  # |G|²; may be negative, because it is not clamped
-    records: int
-
-
-def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale:
-    """Average tr Σ̂ and Ĝ² of four or more records, in order, separately; then divide.
-
-    Intervals are those of a bootstrap of moving blocks of ⌊√n⌋ records that wrap round at the end
-    (Politis & Romano 1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the
-    m blocks.
-    """
-    values = np.array([traces, squares], float).T  # (records, 2)
-    length = math.isqrt(len(values))
-    blocks = len(values) // length
-    wrapped = np.concatenate([values, values[: length - 1]])
-    windows = np.lib.stride_tricks.sliding_window_view(wrapped, length, axis=0).mean(-1)
-    starts = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, blocks))
-    means = windows[starts].mean(1)  # (resamples, 2)
-    widening = float(stdtrit(blocks - 1, TAILS[1]) / stdtrit(math.inf, TAILS[1]))
-    widening *= math.sqrt(blocks / (blocks - 1))
-    mean = values.mean(0)
-    ends = mean + widening * (np.quantile(means, TAILS, axis=0) - mean)
-    trace, square = (Estimate(*numbers) for numbers in np.stack([mean, *ends], axis=1).tolist())
-    ratio = None
-    if square.low > 0:
-        ratios = np.full(len(means), np.inf)
-        np.divide(means[:, 0], means[:, 1], out=ratios, where=means[:, 1] > 0)
-        value = trace.value / square.value
-        ends = np.quantile(ratios, TAILS, method="nearest").tolist()
-        ratio = Estimate(value, *(value * (end / value) ** widening for end in ends))
-    return NoiseScale(ratio, trace, square, len(values))
-
-
-def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
-    """Yield each cell's noise scale over each half of training, all seeds together."""
-    names = {"noise/trace": "trace", "noise/square": "square"}
-    if not set(names) <= set(sweep.curves):
-        return
-    trials = final_trials(sweep.trials)[["id", "seed", *CELL]]
-    measured = sweep.curves.rename(columns=names)[["id", "tokens", "trace", "square"]].dropna()
-    measured = measured.astype({"id": object}).merge(trials, on="id")
-    measured = measured.sort_values(["seed", "tokens"])
-
-    for cell, rows in measured.groupby(CELL):
-        cell_columns = dict(zip(CELL, cell, strict=True))
-        halves = pd.cut(rows["tokens"], 2, labels=False)
-        for half, part in rows.groupby(halves):
-            if len(part) < LEAST_RECORDS:
-                continue
-            scale = noise_scale(part["trace"].to_list(), part["square"].to_list())
-            yield {**cell_columns, "is_late": half == 1, "scale": scale}

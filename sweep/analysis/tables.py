@@ -32,8 +32,9 @@ MAX_HEADER_BYTES = 1 << 16
 MOST_DIGITS = 40  # characters of a number in a table
 NUMBERS = ("float64", "int64")
 MISSING_CURVES = (
-    "curves.csv is missing. Without it, this report has no curves, no gradient noise scale, and of "
-    "a sweep to a target no other targets and no losses at equal tokens, steps and seconds."
+    "curves.csv is missing. Without it, this report has no curves, no gradient noise scale if it "
+    "was measured, and of a sweep to a target no other targets and no losses at equal tokens, "
+    "steps and seconds."
 )
 MEANS = [name for name, column in COLUMNS.items() if column.is_mean]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]

@@ -11,7 +11,7 @@ from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.objective import TOKENS_TO_TARGET, Objective
 from sweep.config.optimizers import OptimizerName, OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
-from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings, Share
+from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings
 from sweep.config.workloads import Pretrain, Surroundings, WorkloadSettings
 
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
@@ -26,11 +26,19 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial, at most one per step
     points: Points = 20  # milestone evaluations per trial, at most one per step
     sequences: Positive | None = None  # per evaluation; by default derived from the budget
-    # most gradient-noise measurements per trial; fewer if noise_share does not suffice
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
-    noise_share: Share = 0.02  # most of the budget's sequences that these measurements may take
     # consecutive evaluations that are averaged before comparison with the target
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+
+
+class NoiseSettings(Settings, use_attribute_docstrings=True):
+    """Measurements of the gradient noise scale. Not part of a trial's id: losses do not change."""
+
+    measure: Annotated[bool, RunFlag(Group.TUNING, "noise")] = False
+    """Measure the gradient noise scale, for about 2 % of the time."""
+    # most measurements per trial; fewer if the share does not suffice
+    points: Annotated[int, Field(gt=0, le=1000, strict=True)] = 10
+    # most of the budget's sequences that the measurements may take
+    share: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.02
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
@@ -158,6 +166,7 @@ class Experiment(TrainingSettings):
     replaced_sizes: Annotated[tuple[ReplacedSize, ...], Field(exclude=True)] = ()
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
+    noise_scale: NoiseSettings = NoiseSettings()
 
     @property
     def expected_initial_loss(self) -> float | None:

@@ -10,7 +10,7 @@ from sweep.config.models import MODEL_PRESETS, SIZES, model_preset
 from sweep.config.numbers import parse_count, parse_options
 from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
-from sweep.config.settings import merge_settings, parse_settings
+from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.workloads import DECLARATIONS, SETTINGS_OF_COMMANDS
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
 from sweep.resources import EXPERIMENTS, shipped_experiments
@@ -123,11 +123,19 @@ def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None
     if command is None:
         raise SweepError("workload 'command' needs a command. Use --command instead.")
     refuse_secrets(str(command))
-    if others := sorted(fields.keys() - SETTINGS_OF_COMMANDS):
-        is_in_file = "command" in flags and others[0] not in flags
-        subject = f"experiment {fields['name']!r}" if is_in_file else cut(others[0])
-        problem = "does not apply to a command, which has its own model, data and training"
-        raise SweepError(f"{subject} {problem}. Leave it out.")
+    others = sorted(fields.keys() - SETTINGS_OF_COMMANDS)
+    if not others:
+        return
+    names = [setting.name for setting in settings_of(Experiment) if setting.path[0] == others[0]]
+    given = [name for name in (*names, others[0]) if name in flags]
+    if given:
+        subject = cut(given[0])
+    elif "command" in flags:
+        subject = f"experiment {fields['name']!r}"
+    else:
+        subject = cut(others[0])
+    problem = "does not apply to a command, which has its own model, data and training"
+    raise SweepError(f"{subject} {problem}. Leave it out.")
 
 
 def _own_model(fields: Mapping[str, Any]) -> dict[str, Any]:

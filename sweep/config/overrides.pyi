@@ -35,6 +35,8 @@ class Overrides(TypedDict, total=False):
     model_option: str | Mapping[str, Any] | None
     model_source: str | None
     no_user_code: bool | None
+    noise: bool | None
+    noise_scale: Mapping[str, Any] | None
     objective: str | None
     optimizer: Mapping[str, Any] | None
     optimizers: str | Sequence[str] | None

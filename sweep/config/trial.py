@@ -5,7 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sweep.config.experiment import Experiment, Precision, TokenizerKind, TrainingSettings
+from sweep.config.experiment import (
+    Experiment,
+    NoiseSettings,
+    Precision,
+    TokenizerKind,
+    TrainingSettings,
+)
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 from sweep.version import FORMAT_VERSION
 
@@ -111,12 +117,16 @@ class Services(Settings, use_attribute_docstrings=True):
 
 
 class TrialConfig(Settings):
-    """config.json: everything a worker needs to run one trial. Never changes once written."""
+    """config.json: everything a worker needs to run one trial.
+
+    Once written, only `noise_scale` may change, before another attempt.
+    """
 
     id: str
     sweep: str  # name of the sweep
     science: Science
     execution: Execution
+    noise_scale: NoiseSettings = NoiseSettings()
     tokens_per_sequence: int
     flops_per_token: float | None = None
     steps: int

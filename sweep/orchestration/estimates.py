@@ -35,7 +35,8 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
     plan = folder.located(unestimated)
     LOG.info("Estimating time and memory")
     times: dict[PlannedTrial, float | None] = {}
-    factor, reason = 0.0, ""
+    factor = 0.0
+    reason = ""
     for name in dict.fromkeys(row.optimizer for row in plan.trials):
         part = [row for row in plan.trials if row.optimizer == name]
         seconds, part_factor, why = estimate_seconds(plan, part, folder)
@@ -49,10 +50,16 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
         row.model_copy(update={"forecast_seconds": times[row], "forecast_bytes": peak})
         for row, peak in zip(plan.trials, peaks, strict=True)
     )
-    disk = disk_bytes(plan, len(attempt_slots(plan.execution.device, plan.execution.devices)))
-    changes: dict[str, Any] = {"forecast_factor": factor or None, "forecast_reason": reason}
-    changes |= {"trials": rows, "disk_bytes": disk}
-    if tokens := _windows(plan, "train") * plan.tokens_per_sequence:
+    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
+    changes: dict[str, Any] = {
+        "forecast_factor": factor or None,
+        "forecast_reason": reason,
+        "trials": rows,
+        "disk_bytes": disk_bytes(plan, at_once),
+    }
+
+    tokens = _windows(plan, "train") * plan.tokens_per_sequence
+    if tokens:
         changes["epochs"] = max(row.tokens for row in plan.trials) / tokens
     return unestimated.model_copy(update=changes)
 
@@ -60,8 +67,12 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
 def _windows(plan: Plan, split: str) -> int:
     """Return the sequences of a split; 0 if it is not tokenized yet."""
     tokenizer = tokenizer_of(plan.settings)
-    text = find_prepared(plan.data, tokenizer) if plan.data and tokenizer else None
-    return (len(getattr(text, split)) - 1) // plan.tokens_per_sequence if text else 0
+    if plan.data is None or tokenizer is None:
+        return 0
+    text = find_prepared(plan.data, tokenizer)
+    if text is None:
+        return 0
+    return (len(getattr(text, split)) - 1) // plan.tokens_per_sequence
 
 
 def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
@@ -82,7 +93,9 @@ def estimate_seconds(
         Seconds of each trial, the factor by which they may be wrong, and the reason for a large
         factor. Seconds and factor are None if a step cannot run here.
     """
+    settings = plan.settings
     reason = ""
+    noise_share = 0.0  # of the sequences of a trial that measures the noise scale
     results = [folder.trial(str(row.id)).find_result() for row in rows if row.id]
     complete = [
         result
@@ -102,19 +115,30 @@ def estimate_seconds(
             if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
                 reason = f"timing a few steps took longer than {TIMING_SECONDS} s"
             return [None] * len(rows), None, reason
-        (per_step, per_sequence, _), factor = fit_step_time(measured), UNCERTAIN
+        per_step, per_sequence, _ = fit_step_time(measured)
+        per_sequence /= plan.execution.devices
+        factor = UNCERTAIN
         if load > BUSY:  # it may end, or double
             factor /= 1 - min(load, 0.9)
             reason = f"other programs use {load:.0%} of the processors now"
-        evaluation = plan.settings.evaluation
-        per_sequence /= plan.execution.devices
+
         # Evaluations take place outside of training, the last one on the whole validation split. A
         # forward pass is a third of a step.
-        final = 0 if plan.settings.workload.samples else _windows(plan, "valid")
-        sequences = (evaluation.sequences or 0) * (evaluation.points + 4) + final
+        final = 0 if settings.workload.samples else _windows(plan, "valid")
+        milestones = settings.evaluation.points + 4
+        sequences = (settings.evaluation.sequences or 0) * milestones + final
         outside = sequences * per_sequence / 3
-    sizes = [(row.steps, row.batch_size) for row in rows]
-    return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor, reason
+        if settings.noise_scale.measure:
+            noise_share = settings.noise_scale.share
+
+    seconds: list[float | None] = []
+    for row in rows:
+        training = row.steps * (per_step + per_sequence * row.batch_size)
+        probed = 0.0  # sequences
+        if row.stage != "tune":
+            probed = noise_share * row.steps * row.batch_size
+        seconds.append(training + outside + probed * per_sequence)
+    return seconds, factor, reason
 
 
 def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:

@@ -1,5 +1,6 @@
 """Plan a command on this machine; the execution is decided when plan.json is first written."""
 
+import logging
 import os
 import uuid
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from sweep.plan.plan import Inputs, Plan, build_plan, load_plan, requested_ids
 from sweep.tracking.store import read_record
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
         return new, grow_plan(old, new, folder.path)
 
     new, plan = build(old.execution)
+    if plan.settings.noise_scale.measure and not old.settings.noise_scale.measure:
+        _warn_about_ended_trials(old, folder)
     if len(plan.trials) > len(old.trials):
         if new.largest_step > old.largest_step:
             new, plan = build(old.execution.model_copy(update=bound_by_memory(new)))
@@ -105,6 +110,17 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
         if not workload.is_program and (new.code or workload.samples):
             inspect_plan(new, folder)
     return new, plan
+
+
+def _warn_about_ended_trials(plan: Plan, folder: SweepFolder) -> None:
+    """Say how many trials have ended before the noise scale was asked for."""
+    trials = [folder.trial(str(row.id)) for row in plan.known_trials if row.stage != "tune"]
+    ended = [trial.id for trial in trials if trial.find_result() is not None]
+    if ended:
+        LOG.warning(
+            f"Trials that ended without measuring the noise scale are not repeated: {len(ended)} "
+            f"of {len(trials)} have none. Add seeds, or choose another --out."
+        )
 
 
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:

@@ -147,7 +147,8 @@ class Scheduler:
         planned = self.plan.trial_config(row, self.folder.name)
         try:
             config = trial.read_config()
-            names = ("tokens_per_sequence", "steps", "warmup_steps")  # the id covers the science
+            # The id covers the science; --noise may have been added to the folder.
+            names = ("tokens_per_sequence", "steps", "warmup_steps", "noise_scale")
             if all(getattr(config, name) == getattr(planned, name) for name in names):
                 return config
         except SweepError:

@@ -8,7 +8,9 @@ from sweep.plan.plan import Plan
 from sweep.plan.policies import is_tuned
 
 # Settings that trials of one sweep may differ in, or that are identified in another way.
-NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init", "answer"}
+NOT_SHARED = {
+    *("batches", "seeds", "lr", "question", "data", "name", "init", "answer", "noise_scale"),
+}
 ESTIMATES = {"epochs", "disk_bytes", "forecast_factor", "forecast_reason"}  # kept when a plan grows
 
 
@@ -40,8 +42,12 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
     adds = added or new.has_looks  # seeds follow
+    noise_scale = old.settings.noise_scale
+    if new.settings.noise_scale.measure:
+        noise_scale = new.settings.noise_scale
     settings = {
         "answer": new.settings.answer,
+        "noise_scale": noise_scale,
         "seeds": new.settings.seeds,
         "tuning": (old if was_tuned else new).settings.tuning,
     }

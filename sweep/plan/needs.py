@@ -47,8 +47,14 @@ def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
             needs.append(UnmetNeed(f"answer.{name}", *of_auto, "Add --seeds auto"))
     if experiment.target is None:
         needs.append(UnmetNeed("evaluation.window", "a target", "none", "", "Add --target"))
+    if not experiment.noise_scale.measure:
+        of_noise = ("measurements of the noise scale", "none", "noise", "Add --noise")
+        needs += [UnmetNeed(f"noise_scale.{name}", *of_noise) for name in ("points", "share")]
     if experiment.workload.is_program:
         return needs + _unmet_needs_of_command(experiment)
+    if experiment.workload.samples:
+        of_gradients = ("a workload that does not sample", experiment.workload.name, "workload")
+        needs.append(UnmetNeed("noise_scale.measure", *of_gradients))
 
     if experiment.schedule.name != "cosine":
         of_cosine = ("the schedule cosine", experiment.schedule.name, "target")

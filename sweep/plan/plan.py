@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from sweep.config.arms import Arm
-from sweep.config.experiment import Experiment
+from sweep.config.experiment import Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
@@ -118,12 +118,17 @@ class Plan(Inputs):
 
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
         """Return the config of a trial; one without a rate is only to be timed or forecast."""
-        tuning_budget = self.settings.tuning.budget if row.stage == "tune" else None
+        tuning_budget = None
+        noise_scale = self.settings.noise_scale
+        if row.stage == "tune":
+            tuning_budget = self.settings.tuning.budget
+            noise_scale = NoiseSettings()  # a report reads the other trials' measurements only
         return TrialConfig(
             id=row.id or "sample",
             sweep=sweep,
             science=self.science(row, row.learning_rate or 1e-9),
             execution=self.execution,
+            noise_scale=noise_scale,
             tokens_per_sequence=self.tokens_per_sequence,
             flops_per_token=self.model.flops_per_token,
             steps=row.steps,

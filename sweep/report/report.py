@@ -20,8 +20,9 @@ from sweep.analysis import tables
 from sweep.analysis.answer import Answer, typical_time
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
-from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
+from sweep.analysis.critical_batch_size import StepsCurve, losses_at
 from sweep.analysis.judge import scope_of
+from sweep.analysis.noise_scale import LEAST_RECORDS, noise_scales
 from sweep.analysis.rate_rules import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.tables import format_range
@@ -29,7 +30,9 @@ from sweep.config.numbers import format_bytes, format_count, format_seconds, sho
 from sweep.config.objective import LOSS
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.workloads import FINAL_PROMPTS
+from sweep.decision.proposal import command_with, recorded_out
 from sweep.errors import SweepError, printable
+from sweep.plan.plan import Plan
 from sweep.plan.policies import LEAST_SEEDS, describe_policy
 from sweep.report.charts import plot_all
 from sweep.report.page import LOADER, to_html
@@ -81,6 +84,8 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         gains=tables.find_gains(sweep) if sweep.plan.settings.workload.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
+        least_noise_records=LEAST_RECORDS,
+        noise_command=_noise_command(sweep.plan),
         other_curves=sweep.other_curves if curves else (),
         check_curve=check_curve,
         supports_crossings=supports_crossings,
@@ -100,6 +105,20 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
+
+
+def _noise_command(plan: Plan) -> str | None:
+    """Return the command that trains this sweep again and measures the gradient noise scale.
+
+    None if the sweep measures it, if its workload cannot, or if no command line has its settings.
+    """
+    settings = plan.settings
+    if settings.noise_scale.measure or settings.workload.is_program or settings.workload.samples:
+        return None
+    try:
+        return command_with(plan, noise=True, out=f"{recorded_out(plan)}-noise")
+    except SweepError:
+        return None
 
 
 def _rates(sweep: Sweep) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class Mirror(threading.Thread):
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
             tags |= self._log_answer(run.info.run_id)
         is_program = self.plan.settings.workload.is_program
-        unused = {"optimizer", "schedule", "evaluation"} if is_program else None
+        unused = {"optimizer", "schedule", "evaluation", "noise_scale"} if is_program else None
         settings = self.plan.settings.model_dump(mode="json", exclude=unused)
         self._update("", settings, tags, run_status, None)
 

@@ -2,14 +2,17 @@
 
 From K gradients g_k, each the mean over b sequences, with mean ḡ over B = K·b sequences:
 trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (McCandlish et al. 2018, A.1).
-`sweep.analysis.critical_batch_size` averages both over the training and divides last. The size of
-a measurement depends on those before it, never on its own gradients, so that it stays unbiased.
+`sweep.analysis.noise_scale` averages both over the training and divides last. The size of a
+measurement depends on those before it, never on its own gradients, so that it stays unbiased.
 """
 
+import contextlib
 import math
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +26,10 @@ from sweep.workloads import ranks
 from sweep.workloads.workload import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
-LEAST_PROBED, MOST_PROBED = 8, 4096  # sequences per noise measurement
-LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
+LEAST_PROBED = 8  # sequences of a measurement
+MOST_PROBED = 4096
+LEAST_PART = 4  # sequences of a gradient; smaller parts are far slower than a step with as many
+MOST_PARTS = 16
 GROWTH = 16  # the last measurement may be this much larger than the first
 RESOLVED = 3  # standard errors of the mean Ĝ²
 
@@ -32,13 +37,16 @@ RESOLVED = 3  # standard errors of the mean Ĝ²
 def probe_sizes(sequences: int, points: int, share: float) -> tuple[int, int]:
     """Return how many measurements fit into a `share` of the sequences, and the largest's size."""
     points = min(points, int(share * sequences / LEAST_PROBED))
-    return points, min(MOST_PROBED, int(share * sequences / points)) if points else 0
+    if not points:
+        return 0, 0
+    return points, min(MOST_PROBED, int(share * sequences / points))
 
 
 def growing_size(most: int, squares: Sequence[float]) -> int:
     """Return the size of a measurement after those with Ĝ² `squares`: double while unresolved."""
     unresolved = sum(not _is_resolved(squares[: n + 1]) for n in range(len(squares)))
-    return int(min(most, max(LEAST_PROBED, most / GROWTH) * 2**unresolved))
+    smallest = max(LEAST_PROBED, most / GROWTH)
+    return int(min(most, smallest * 2**unresolved))
 
 
 def _is_resolved(squares: Sequence[float]) -> bool:
@@ -59,34 +67,60 @@ class NoiseProbe:
     """Measures the gradient noise at milestones, on nested sequences at all batch sizes."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
-        science, length = config.science, config.tokens_per_sequence
-        points = 0 if step.samples else science.evaluation.noise_points
-        sequences = (config.token_budget or science.tokens) // length
-        self._points, self._most = probe_sizes(sequences, points, science.evaluation.noise_share)
-        self._step, self._squares = step, progress.noise_squares
+        settings = config.noise_scale
+        tokens = config.science.tokens
+        length = config.tokens_per_sequence
+        sequences = (config.token_budget or tokens) // length
+        points = settings.points if settings.measure else 0
+        self._points, self._most = probe_sizes(sequences, points, settings.share)
+        self._step = step
+        self._squares = progress.noise_squares
         self.steps = Course.of_trial(config).milestones(self._points)
-        epochs = step.workload.epochs() if self.steps else None
+
         # On many devices the least measurement takes more than its share.
         self._stride = max(self._most, 2 * ranks.count())
         self._first = BEYOND_TRAINING
+        epochs = step.workload.epochs() if self.steps else None
         if epochs:  # the last sequences of the first epoch, which a shorter training does not see
-            windows = round(science.tokens // length / epochs)
+            windows = round(tokens // length / epochs)
             self._first = max(0, windows - self._points * self._stride)
 
     def metrics(self, t: int) -> dict[str, float]:
+        """Measure at step t; the training continues as if there had been no measurement."""
         sequences = growing_size(self._most, ranks.broadcast(self._squares))
         count, size = part_size(sequences, self._step.microbatch_size, ranks.count())
         milestone = self._first + self.steps.index(t) * self._stride
-        batch = self._step.workload.build_batch(milestone + ranks.rank() * count, count)
-        trace, square = measure_noise(self._step, batch, size)
+        with _undone(self._step):
+            batch = self._step.workload.build_batch(milestone + ranks.rank() * count, count)
+            trace, square = measure_noise(self._step, batch, size)
         self._squares.append(square)
         return {"noise/trace": trace, "noise/square": square}
+
+
+@contextlib.contextmanager
+def _undone(step: TrainingStep) -> Iterator[None]:
+    """Restore what forward passes change: random states, buffers such as running means, metrics."""
+    gpus = [step.device] if step.device.type == "cuda" else []
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    sums = dict(step.workload.meter.sums)
+    buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
+
+    with torch.random.fork_rng(devices=gpus):
+        yield
+
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    step.workload.meter.sums = sums
+    for buffer, value in buffers:
+        buffer.copy_(value)
 
 
 def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:
     """Return trΣ̂ and Ĝ² over this device's batch, in parts of `size` ≤ microbatch sequences."""
     sums = [torch.zeros_like(parameter) for parameter in step.parameters]
-    squares, count = 0.0, len(batch[0]) // size
+    squares = 0.0
+    count = len(batch[0]) // size
     for first in range(0, count * size, size):
         step.backward(tuple(part[first : first + size] for part in batch), is_eager=True)
         squares += _square([p.grad for p in step.parameters if p.grad is not None])

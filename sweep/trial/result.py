@@ -136,7 +136,7 @@ class Result(BaseModel):
     seconds_checkpoint: Annotated[Measured, Column("s", is_mean=True)]
     """Writing checkpoints."""
     seconds_noise: Annotated[Measured, Column("s", is_mean=True)]
-    """Probing the gradient noise."""
+    """Probing the gradient noise; 0 without `--noise`."""
     tokens_per_second: Annotated[Measured, Column("tokens/s", is_mean=True)]
     """`tokens / seconds_training`."""
     mfu: Annotated[Measured, Column(is_mean=True)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.analysis.critical_batch_size import noise_scale
+from sweep.analysis.noise_scale import noise_scale
 from sweep.training.noise import noise_estimates
 
 

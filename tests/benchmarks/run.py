@@ -229,8 +229,8 @@ def tokenizing(folder: Path) -> dict[str, object]:
 def noise_probes(folder: Path) -> dict[str, object]:
     """Measure the time of noise probes relative to training, for `quick`."""
     out = folder / "noise"
-    command = ["run", "quick", "--batches", "4,64", "--device", "cpu", "--quiet", "--yes"]
-    seconds_of([*SWEEP, *command, "--out", str(out)])
+    command = ["run", "quick", "--batches", "4,64", "--noise", "--device", "cpu"]
+    seconds_of([*SWEEP, *command, "--quiet", "--yes", "--out", str(out)])
     results = [json.loads(path.read_text()) for path in out.glob("trials/*/result.json")]
     return {
         f"batch {result['batch_size']}": result["seconds_noise"] / result["seconds_training"]

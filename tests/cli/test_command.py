@@ -44,6 +44,7 @@ def script(tmp_path, monkeypatch):
         (COMMAND, ("quick",), "does not apply to a command"),
         (COMMAND, ("--model", "quick"), "model does not apply to a command"),
         (COMMAND, ("--data", "synthetic"), "data does not apply to a command"),
+        (COMMAND, ("--noise",), "noise does not apply to a command"),
         (COMMAND, ("--workload", "pretrain"), "workload does not apply to a command"),
         (COMMAND, ("--precision", "bf16"), "precision does not apply to a command"),
         (COMMAND, ("--target", "1"), "target does not apply to a command"),

@@ -29,7 +29,6 @@ AUTO = {
     "model_option": OPTIONS,
     "tuning": {"centre": 0.2, "prune": False},
     "tolerance": 0.01,
-    "evaluation": {"noise_points": 0},
 }
 
 

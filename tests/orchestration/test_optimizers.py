@@ -37,7 +37,6 @@ SWAP = {
     "model_option": {"dimensions": DIMENSIONS, "noise": NOISE, "noise_power": 0},
     "optimizer": {"weight_decay": 0.0, "clip": 0.0},
     "tuning": {"centres": {"sgd": 0.8, NEWTON: 0.05}, "prune": False},
-    "evaluation": {"noise_points": 0},
 }
 
 

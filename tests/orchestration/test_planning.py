@@ -100,6 +100,13 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
         training = row.steps * (0.002 + 0.01 * row.batch_size)
         assert estimated == pytest.approx(training + sequences * 0.01 / 3)
     assert factor == UNCERTAIN and not reason
+    # Measurements of the noise scale take their share of the sequences.
+    asked = plan.settings.noise_scale.model_copy(update={"measure": True, "share": 0.1})
+    settings = plan.settings.model_copy(update={"noise_scale": asked})
+    probed = plan.model_copy(update={"settings": settings})
+    with_noise, _, _ = estimate_seconds(probed, plan.trials, folder)
+    for row, before, after in zip(plan.trials, seconds, with_noise, strict=True):
+        assert after - before == pytest.approx(0.1 * row.steps * row.batch_size * 0.01)
     # On a busy machine they are uncertain, with the reason.
     monkeypatch.setattr(estimates, "run_job", lambda *_, seconds: (measured[0], 0.5))
     busy, factor, reason = estimate_seconds(plan, plan.trials, folder)

@@ -37,6 +37,12 @@ def test_a_setting_without_effect_is_refused(fields, says):
         load("quick", fields)
 
 
+def test_the_noise_scale_of_a_workload_that_samples_is_refused():
+    assert load("quick", {"noise": True}).noise_scale.measure
+    with pytest.raises(SweepError, match="noise needs a workload that does not sample, got grpo"):
+        load("grpo-words", {"noise": True})
+
+
 AT_ONE_RATE = 'lr = "3e-4"'
 AT_A_TUNED_RATE = 'lr = "tuned"'
 WITHOUT_EFFECT = [
@@ -62,6 +68,8 @@ WITHOUT_EFFECT = [
         "tuning.dimensions needs the optimizer adamw",
     ),
     ("", '[schedule]\nname = "my:rate"\nfinal_fraction = 0.2', "needs the schedule cosine"),
+    ("", "[noise_scale]\npoints = 20", "noise_scale.points needs measurements"),
+    ("", "[noise_scale]\nshare = 0.1", "noise_scale.share needs measurements"),
 ]
 
 

@@ -3,14 +3,17 @@
 import json
 import math
 import re
+import shlex
 import shutil
 
 import pytest
 from jinja2 import UndefinedError
 
-from sweep.analysis.critical_batch_size import noise_scales
+from sweep.analysis.noise_scale import noise_scales
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import Estimate, compare_batch_sizes, find_gains
+from sweep.decision.proposal import recorded_out
+from sweep.plan.commands import parse_command
 from sweep.plan.plan import load_plan
 from sweep.report.report import MARKDOWN, to_html, write_report
 from sweep.tracking.mirror import Mirror
@@ -251,6 +254,23 @@ def test_the_noise_scale_is_given_for_each_half_of_training(tuned):
     noise = tables(section(text, "Gradient noise scale"))[0]
     assert [row["half of training"] for row in noise] == ["first", "second"] * 6
     assert "24 [24, 24]" in text and text.count("| unresolved |") == 4
+
+
+def test_a_sweep_that_was_not_asked_for_the_noise_scale_names_the_command_that_measures_it(plain):
+    text = (plain / "report.md").read_text()
+    assert "Gradient noise scale" not in text and "noise probes" not in text
+    plan = load_plan(SweepFolder(plain))
+    (command,) = re.findall("`(sweep run .*?)`", section(text, "What this sweep cannot show"))
+    experiment, flags = parse_command(shlex.split(command))
+    assert experiment == plan.experiment and flags["noise"] is True
+    assert flags["out"] != recorded_out(plan)
+
+
+def test_a_sweep_that_was_asked_for_the_noise_scale_says_so_if_no_trial_has_it(tmp_path):
+    write_fake_sweep(tmp_path / "s", noise_scale={"measure": True})
+    text = written(tmp_path / "s")
+    assert "No batch size has 4 measurements" in section(text, "Gradient noise scale")
+    assert "noise scale" not in section(text, "What this sweep cannot show")
 
 
 def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, plain_text):

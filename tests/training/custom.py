@@ -59,6 +59,12 @@ class Drawing(Pretrain):
         return super().loss_sum(model, batch) * (random.random() + np.random.random())
 
 
+class DrawingAndCounting(Drawing):
+    def loss_sum(self, model, batch):
+        self.meter.add("train/mean_token", batch[0].double().mean(), 1)
+        return super().loss_sum(model, batch)
+
+
 def raise_io_error(*_):
     raise OSError(5, "an I/O error")
 
@@ -99,4 +105,20 @@ class Tied(nn.Module):
         x = self.embedding(ids)
         for layer in self.layers:
             x = x + layer(x).tanh()
+        return self.output(x)
+
+
+class Stateful(nn.Module):
+    """Draw random numbers and average over batches; token ids (B, T) to logits (B, T, V)."""
+
+    def __init__(self, vocabulary, context, width=32):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.dropout = nn.Dropout(0.2)
+        self.norm = nn.BatchNorm1d(width)
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, ids):
+        x = self.dropout(self.embedding(ids))
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
         return self.output(x)

@@ -23,7 +23,7 @@ SETTINGS = {
     "budget": 8 * 64 * STEPS,
     "lr": "3e-3",
     "optimizer": {"clip": 0.65},
-    "evaluation": {"noise_share": 0.2},
+    "noise_scale": {"measure": True, "share": 0.2},
 }
 
 

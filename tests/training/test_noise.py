@@ -6,7 +6,7 @@ import torch
 from sweep.config.load import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.tokens import SequenceStream
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.training import noise
@@ -16,6 +16,7 @@ from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
+from sweep.workloads.workload import Meter
 from tests.fakes.executors import InlineExecutor
 from tests.plans import build_plan
 
@@ -76,10 +77,13 @@ CONTEXT = 64  # of the experiment quick
 
 
 class ProbedWindows:  # a step and a workload that only records which windows are probed
-    microbatch_size, samples = 1, False
+    microbatch_size = 1
+    device = torch.device("cpu")
+    model = torch.nn.Module()
 
     def __init__(self, config, windows):
         self.config, self.workload, self.probed = config, self, []
+        self.meter = Meter()
         self.parallel = Parallel(config)
         self.stream = SequenceStream(windows, 0)
 
@@ -95,8 +99,8 @@ def probed_windows(monkeypatch):
     monkeypatch.setattr(noise, "measure_noise", lambda *_: (1.0, 0.0))
 
     def windows_of(batches, sequences, windows, share):
-        evaluation = {"noise_share": share}
-        plan = plan_of(batches, budget=sequences * CONTEXT, evaluation=evaluation)
+        asked = {"measure": True, "share": share}
+        plan = plan_of(batches, budget=sequences * CONTEXT, noise_scale=asked)
         pairs = []
         for row in plan.trials:
             step = ProbedWindows(plan.trial_config(row, "s"), windows)
@@ -134,22 +138,86 @@ def test_data_smaller_than_the_probes_are_probed_from_their_start(probed_windows
     assert len(probed) > 300 and set(probed) == set(range(30))
 
 
-def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the_same(tmp_path):
-    losses, lines = {}, {}
-    for points in (0, 10):
-        folder = SweepFolder(tmp_path / str(points))
-        fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12"}  # equal probes, equal numbers
-        experiment = load_experiment("quadratic", fields | {"evaluation": {"noise_points": points}})
-        plan = make_plan(Request(experiment, Execution(device="cpu", microbatch=4), folder))
-        run_plan(plan, folder, executor=InlineExecutor())
-        for trial in folder.trials():
-            result = trial.read_result()
-            key = points, result.batch_size
-            losses[key] = result.final_valid_loss
-            lines[key] = [x for x in read_metrics(trial.metrics_path) if "noise/trace" in x]
-    assert losses[0, 4] == losses[10, 4] and losses[0, 16] == losses[10, 16]
-    assert not lines[0, 4] and len(lines[10, 4]) == 10
-    for small, large in zip(lines[10, 4], lines[10, 16], strict=True):
-        assert small["tokens"] == large["tokens"]
+def run_sweep_in(path, experiment="quick", **settings):
+    folder = SweepFolder(path)
+    asked = Execution(device="cpu", microbatch=4)
+    planned = make_plan(Request(load_experiment(experiment, settings), asked, folder))
+    run_plan(planned, folder, executor=InlineExecutor())
+    return folder
+
+
+def measurements_of(trial):
+    return [line for line in read_metrics(trial.metrics_path) if "noise/trace" in line]
+
+
+def test_probes_see_the_same_sequences_at_every_batch_size(tmp_path):
+    # With so low a rate the weights stay equal, and therefore the measurements.
+    fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12", "noise": True}
+    folder = run_sweep_in(tmp_path, "quadratic", **fields)
+    small, large = map(measurements_of, folder.trials())
+    assert len(small) == 10
+    for line, other in zip(small, large, strict=True):
+        assert line["tokens"] == other["tokens"]
         for name in ("noise/trace", "noise/square"):
-            assert small[name] == pytest.approx(large[name], rel=1e-4)
+            assert line[name] == pytest.approx(other[name], rel=1e-4)
+
+
+STATEFUL = {"kind": "object", "name": "custom:Stateful", "vocabulary": 512, "context": CONTEXT}
+NOT_OF_TRAINING = ("noise/", "perf/", "memory/", "time")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"model": STATEFUL, "workload": "custom:DrawingAndCounting"}],
+    ids=["quick", "random numbers, running means, and metrics of the loss"],
+)
+def test_training_has_the_same_bits_with_and_without_measurements(tmp_path, faults, settings):
+    fields = {"batches": "8", "budget": 8 * CONTEXT * 40, "lr": "3e-3", **settings}
+    asked = {"measure": True, "share": 0.5}
+    (plain,) = run_sweep_in(tmp_path / "plain", **fields).trials()
+    (measured,) = run_sweep_in(tmp_path / "measured", **fields, noise_scale=asked).trials()
+    assert len(measurements_of(measured)) == 10
+    assert measured.read_result().seconds_noise > 0
+
+    assert plain.id == measured.id
+    for name in ("weights_sha256", "valid_losses_sha256", "final_train_loss", "final_valid_loss"):
+        assert getattr(plain.read_result(), name) == getattr(measured.read_result(), name)
+    curves = []
+    for trial in (plain, measured):
+        lines = [
+            {name: line[name] for name in line if not name.startswith(NOT_OF_TRAINING)}
+            for line in read_metrics(trial.metrics_path)
+        ]
+        curves.append([line for line in lines if line.keys() > {"step", "tokens"}])
+    assert curves[0] == curves[1]
+
+
+def test_nothing_is_measured_unless_asked_for_nor_in_tuning_trials(tmp_path):
+    fields = {"batches": "4", "budget": "16k", "tuning": {"prune": False}, "lr": "tuned"}
+    plain = run_sweep_in(tmp_path / "plain", "quadratic", seeds=1, **fields)
+    assert not any(measurements_of(trial) for trial in plain.trials())
+    assert {trial.read_result().seconds_noise for trial in plain.trials()} == {0.0}
+
+    measured = run_sweep_in(tmp_path / "measured", "quadratic", seeds=1, noise=True, **fields)
+    for trial in measured.trials():
+        is_final = trial.read_config().science.stage != "tune"
+        assert bool(measurements_of(trial)) is is_final
+
+
+def test_a_folder_that_is_asked_later_measures_in_its_other_trials(tmp_path, caplog):
+    fields = {"batches": "4", "budget": "16k", "lr": "0.05"}
+    (first,) = run_sweep_in(tmp_path, "quadratic", **fields).trials()
+    result = first.result_path.read_bytes()
+    folder = SweepFolder(tmp_path)
+    experiment = load_experiment("quadratic", {**fields, "seeds": 2})
+    save_plan(make_plan(Request(experiment, Execution(), folder)).plan, folder)  # not run
+
+    run_sweep_in(tmp_path, "quadratic", **fields, seeds=3, noise=True)
+    assert "1 of 2 have none" in caplog.text
+    trials = folder.trials()
+    assert [len(measurements_of(trial)) for trial in trials] == [0, 10, 10]
+    assert first.result_path.read_bytes() == result
+
+    # A later command need not repeat the flag.
+    run_sweep_in(tmp_path, "quadratic", **fields, seeds=4)
+    assert len(measurements_of(folder.trials()[-1])) == 10

@@ -227,7 +227,7 @@ def test_a_stop_counts_although_the_attempt_runs_out_of_memory(trial, monkeypatc
 
 class Running:
     def __init__(self, path: Path) -> None:
-        often = {"sequences": 8, "noise_points": 0, "train_points": 10_000}
+        often = {"sequences": 8, "train_points": 10_000}
         self.trial = planned(path, 2, 2, budget=8 * 64 * 100_000, evaluation=often)
         self.process = start(self.trial)
         wait_for(lambda: read_metrics(self.trial.metrics_path))

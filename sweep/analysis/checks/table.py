@@ -2,14 +2,11 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from sweep.analysis.cells import LOSSES, SETTINGS
 from sweep.analysis.tables import policy_labels
@@ -19,7 +16,6 @@ from sweep.decision.trials import compared_value, parse_end
 from sweep.trial.status import Cause
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
-MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
 # Columns of a table by the columns that follow from them.
 DERIVED_FROM = {
     "true_steps": "steps",
@@ -35,7 +31,6 @@ class TrialTable:
     cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
     best: pd.DataFrame  # the cell of least value of each batch size, ascending
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
-    log_formula: str  # in the steps T, which explains the column steps; empty if none does
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
     is_own: bool  # whether it is a trials.csv, whose counts are exact
     has_target: bool  # whether the value is the log of the tokens to a target
@@ -125,17 +120,12 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
     if not is_own:
         tolerance = (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1)
     wrong_steps = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
-    log_formula = ""
-    if len(wrong_steps):
-        counted = cells.dropna(subset=["steps", "true_steps"])
-        log_formula = explain_log_rows(counted["steps"], counted["true_steps"])
 
     return TrialTable(
         rows=rows,
         cells=cells,
         best=best.sort_values("batch_size"),
         wrong_steps=wrong_steps,
-        log_formula=log_formula,
         rates=tuned_rates(rows, is_own),
         is_own=is_own,
         has_target=has_target,
@@ -162,35 +152,6 @@ def tokens_of_a_step(rows: pd.DataFrame) -> pd.Series:
 def _has_row_per_seed(rows: pd.DataFrame) -> bool:
     """Return True if a table has seeds instead of a number of seeds."""
     return bool(rows["seeds"].isna().all()) and bool((rows["seed"] != "").any())
-
-
-def explain_log_rows(rows: pd.Series, steps: pd.Series) -> str:
-    """Find a formula of the rows of a log in the steps T; empty if chance could explain it too.
-
-    The formulas are T/a, T/a + 1 and T/a + T/max(b, T/c) + 1 with round a, b, c, rounded down. The
-    chance is that of a column of random numbers from 1 to T to fit one of the formulas.
-    """
-    true = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64)
-    if len(set(true)) < 3:
-        return ""  # a line through two points explains anything
-    larger = (digit * 10**power for power in range(4) for digit in (10, 20, 25, 50))
-    numbers = np.array([1, 2, 5, *larger])
-    triples = np.array(list(product(numbers, repeat=3)))
-    a, b, c = triples.T[:, :, None]
-    form = "T/{} + T/max({}, T/{}) + 1"
-    families: list[tuple[NDArray[np.int64], Callable[[int], str]]] = [
-        (true // numbers[3:, None], lambda i: f"T/{numbers[3 + i]}"),  # T/2 may be two devices
-        (true // numbers[:, None] + 1, lambda i: f"T/{numbers[i]} + 1"),
-        (true // a + true // np.maximum(b, true // c) + 1, lambda i: form.format(*triples[i])),
-    ]
-    columns = math.prod(map(float, np.maximum(np.unique(true), 1)))
-    tried = 0
-    for fitted, write in families:
-        tried += len(np.unique(fitted, axis=0))
-        is_fit = (fitted == rows.to_numpy()).all(axis=1)
-        if is_fit.any():
-            return write(int(is_fit.argmax())) if tried / columns < MOST_CHANCE else ""
-    return ""
 
 
 def read_execution(text: str | None) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from sweep.errors import cut
 from sweep.plan.policies import LEAST_SEEDS
 
 STEPS_TOLERANCE = 0.05  # share of steps that people round, and of the tokens that follow from them
+LEAST_LOG_LENGTHS = 3  # two wrong numbers of steps do not look like a log of the training
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
@@ -35,35 +36,61 @@ MOST_STATUS_CHARACTERS = 40
 @check(
     needs=("steps", "context_length", "token_budget"),
     condition="Steps are optimizer steps.",
-    remedy="Use T as the number of steps, also in conclusions about updates.",
+    remedy=(
+        "Use tokens / (batch size × context) as the number of steps, also in conclusions about "
+        "updates."
+    ),
+    blocks_claims=True,
 )
 def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    """Fail if `steps` is not T, and round a, b, c (1, 2, 2.5 or 5 times a power of ten) give it
-    exactly for three or more T: T/a, T/a + 1 or T/a + T/max(b, T/c) + 1, and few columns of random
-    numbers would fit such a formula.
+    """Fail if the column `steps` does not hold steps: it is below T in every row, for three or more
+    T, rises with T, and is not one share of T within 5 %.
     """
-    if not table.log_formula:
+    if not _counts_log_rows(table):
         return Verdict("The column steps does not look like a count of log rows.")
     row = table.wrong_steps.iloc[0]
     evidence = (
-        f"The column steps counts rows of a log: it is {table.log_formula}, where T = "
-        f"tokens / (batch size × context) are the optimizer steps ({row['steps']:,.0f} rows for "
-        f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g})."
+        f"The column steps does not hold optimizer steps; it looks like a count of log rows "
+        f"({row['steps']:,.0f} rows for {row['true_steps']:,.0f} steps = tokens / (batch size × "
+        f"context) at batch size {row['batch_size']:g})."
     )
-    return Verdict(evidence, batch_sizes=table.cells["batch_size"])
+    return Verdict(evidence, batch_sizes=table.wrong_steps["batch_size"])
+
+
+def _counts_log_rows(table: TrialTable) -> bool:
+    """Return True if `steps` is wrong in every cell, as a count of the rows of a log would be.
+
+    A log has fewer rows than steps, more rows for more steps, and further rows for evaluations, so
+    that it does not have the same share of the steps everywhere, as micro-steps or the steps of one
+    of several devices would.
+    """
+    counted = table.cells.dropna(subset=["steps", "true_steps"])
+    pairs = counted[["true_steps", "steps"]].drop_duplicates().sort_values("true_steps")
+    true_steps = pairs["true_steps"]
+    steps = pairs["steps"]
+    if len(table.wrong_steps) < len(counted) or len(pairs) < LEAST_LOG_LENGTHS:
+        return False
+    if not (true_steps.is_unique and steps.is_unique and steps.is_monotonic_increasing):
+        return False
+    steps_per_row = true_steps / steps
+    is_one_share = steps_per_row.max() <= (1 + STEPS_TOLERANCE) * steps_per_row.min()
+    return bool((steps < true_steps).all()) and not is_one_share
 
 
 @check(
     needs=("steps", "context_length", "token_budget"),
     condition="steps × batch size × tokens per sequence = tokens.",
-    remedy="Find out what was counted (micro-steps, one device's share) or how much was trained.",
+    remedy=(
+        "Find out what was counted (micro-steps, one device's share, rows of a log) or how much "
+        "was trained."
+    ),
     blocks_claims=True,
 )
 def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicable:
     """Fail if `steps` differs from T by more than one step and more than 1 % (in trials.csv: at
-    all), and no formula of `steps_are_log_rows` fits.
+    all), and `steps_are_log_rows` does not fail.
     """
-    if table.log_formula:
+    if _counts_log_rows(table):
         return NotApplicable()
     wrong = table.wrong_steps[["steps", "true_steps", "batch_size"]].to_numpy()
     listed = [f"{steps:,.0f} for {true:,.0f} at batch size {size:g}" for steps, true, size in wrong]
@@ -97,8 +124,6 @@ def _sizes_at_equal_steps(table: TrialTable) -> list[float]:
 
     Steps are equal within 5 %, and tokens within 5 % and one step.
     """
-    if table.log_formula:
-        return []
     cells = table.cells.dropna(subset="steps")
     sizes = cells["batch_size"].to_numpy()
     steps = cells["steps"].to_numpy(float)
