@@ -217,7 +217,7 @@ def test_an_infinite_loss_counts_as_diverged(loss):
 
 
 def test_untuned_rates_open_with_the_losses_and_limit_the_differences_to_them():
-    trials = table({2: 1.0, 4: 1.2, 8: 1.5}).query("stage == 'report'")
+    trials = table({2: 1.0, 4: 1.2, 8: 1.5}).query("stage == 'final'")
     answer = sweep.answer(trials.assign(policy="fixed", learning_rate=1e-3))
     first, second, *rest = describe(answer)
     assert all(f"{loss} at batch size" in first for loss in ("1", "1.2", "1.5"))

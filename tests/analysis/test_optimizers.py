@@ -124,7 +124,7 @@ def test_intervals_hold_for_the_cells_of_all_optimizers_together():
 
 
 def test_policies_of_one_optimizer_are_not_ranked_as_optimizers():
-    fixed = tables(adamw=BETTER).query("stage == 'report'").assign(policy="sqrt:0.001@32")
+    fixed = tables(adamw=BETTER).query("stage == 'final'").assign(policy="sqrt:0.001@32")
     made = sweep.answer(pd.concat([tables(adamw=BETTER), fixed]))
     assert made.policy == "tuned" and made.optimizers is None
 
