@@ -1,8 +1,9 @@
 """The critical batch size, by steps to a target."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,8 +76,13 @@ class StepsCurve:
     @property
     def is_excess_bound(self) -> bool:
         """Whether smaller batch sizes would take fewer tokens, so that `excess` is too large."""
-        means = self._log_tokens[1].mean(0) if len(self._log_tokens[1]) else np.zeros(0)
-        return len(means) > 1 and means.argmin() == 0 and means[1] - means[0] > FLAT
+        _, log_tokens = self._log_tokens
+        if not len(log_tokens):
+            return False
+        means = log_tokens.mean(0)
+        if len(means) < 2 or means.argmin() > 0:
+            return False
+        return bool(means[1] - means[0] > FLAT)
 
     @property
     def _log_tokens(self) -> tuple[Floats, Floats]:
@@ -99,34 +105,57 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     the sweep's, or a higher one, which the same trials passed before. A trial without its curve has
     the tokens to the sweep's target that it recorded; a bound, or another target, is not known.
     """
-    own_target, window = sweep.plan.settings.target, sweep.plan.settings.evaluation.window
+    own_target = sweep.plan.settings.target
     target = target or own_target
     assert target is not None
+    is_own_target = target == own_target
+    window = sweep.plan.settings.evaluation.window
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
-    trials, rows = final_trials(sweep.trials), []
-    for row in trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("records"):
-        seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
-        row |= {"is_censored": False, "is_early": False, "interpolation_error": math.nan}
+    trials = final_trials(sweep.trials)
+    has_ended = trials["state"].isin(["COMPLETE", "PRUNED"])
+
+    rows = []
+    for row in trials[has_ended].to_dict("records"):
+        seconds_per_token = math.nan
+        if row["state"] == "COMPLETE":
+            seconds_per_token = row["seconds_training"] / row["tokens"]
+
         row["has_curve"] = row["id"] in curves
+        row["is_known"] = row["has_curve"] or is_own_target
+        row["is_early"] = False
+        row["interpolation_error"] = math.nan
         if row["has_curve"]:
-            evaluated, losses = curves[row["id"]]
-            crossed = crossing_tokens(evaluated, losses, target, window)
-            means_at = smoothed(evaluated, losses, window)[0]  # a mean lies before its last point
-            row["tokens"] = crossed or float((*evaluated[:1], *means_at)[-1])
-            row["is_censored"] = crossed is None
-            row["is_early"] = crossed is not None and crossed <= means_at[0]
-            row["interpolation_error"] = interpolation_error(evaluated, losses, target, window)
-            row["trained_tokens"] = float(evaluated[-1])
+            row |= _crossing(*curves[row["id"]], target=target, window=window)
+        elif is_own_target:
+            row["tokens"] = row["tokens_to_target"]
+            row["is_censored"] = not row["tokens_to_target"] > 0
         else:
-            row["tokens"] = row["tokens_to_target"] if target == own_target else math.nan
-            row["is_censored"] = target == own_target and not row["tokens_to_target"] > 0
-        row["is_known"] = row["has_curve"] or target == own_target
-        row["seconds"] = seconds * row["tokens"]
+            row["tokens"] = math.nan
+            row["is_censored"] = False
+
+        row["seconds"] = seconds_per_token * row["tokens"]
         row["steps"] = row["tokens"] / (row["batch_size"] * sweep.plan.tokens_per_sequence)
         rows.append(row)
+
     kinds = dict.fromkeys(("is_censored", "is_early", "has_curve", "is_known"), bool)
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
     return table.astype(dict.fromkeys(("tokens", "steps", "seconds"), float))
+
+
+def _crossing(
+    tokens: Sequence[float], losses: Sequence[float], target: float, window: int
+) -> dict[Hashable, Any]:
+    """Return the columns that a trial's validation curve, of `losses` at `tokens`, decides."""
+    crossed = crossing_tokens(tokens, losses, target, window)
+    means_at, _ = smoothed(tokens, losses, window)  # a mean lies before its last point
+    bound = means_at[-1] if len(means_at) else tokens[0]
+    return {
+        "tokens": crossed or float(bound),
+        "is_censored": crossed is None,
+        "is_early": crossed is not None and crossed <= means_at[0],
+        "interpolation_error": interpolation_error(tokens, losses, target, window),
+        "trained_tokens": float(tokens[-1]),
+    }
 
 
 def interpolation_error(
@@ -138,16 +167,19 @@ def interpolation_error(
     before and after the crossing and the next one.
     """
     linear = crossing_tokens(tokens, losses, target, window)
+    if not linear:
+        return math.nan
     when, values = smoothed(tokens, losses, window)
-    k = int(np.searchsorted(when, linear)) if linear else 0
+    k = int(np.searchsorted(when, linear))
     if not 0 < k < len(when) - 1:
         return math.nan
+
     logs = np.log(when[k - 1 : k + 2])
-    # The parabola of log tokens as a function of the loss; equal losses have none.
-    if len(set(values[k - 1 : k + 2])) < 3:
+    three = values[k - 1 : k + 2]
+    if len(set(three)) < 3:  # equal losses have no parabola of log tokens
         return math.nan
-    curved = float(Polynomial.fit(values[k - 1 : k + 2] - target, logs, 2)(0.0))
-    return abs(math.expm1(curved - math.log(linear or 1.0)))
+    curved = float(Polynomial.fit(three - target, logs, 2)(0.0))
+    return abs(math.expm1(curved - math.log(linear)))
 
 
 def _excess(log_sizes: Floats, log_tokens: Floats, excess: float) -> Estimate | None:
@@ -158,15 +190,18 @@ def _excess(log_sizes: Floats, log_tokens: Floats, excess: float) -> Estimate | 
         above = np.flatnonzero(means[best:] - means[best] >= excess)
         if not len(above):
             return math.inf
+
         k = best + int(above[0])
         share = (means[best] + excess - means[k - 1]) / (means[k] - means[k - 1])
         return float(log_sizes[k - 1] + share * (log_sizes[k] - log_sizes[k - 1]))
 
-    value, seeds = crossing(log_tokens.mean(0)), len(log_tokens)
+    value = crossing(log_tokens.mean(0))
     if not math.isfinite(value):
         return None
+    seeds = len(log_tokens)
     draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
-    return _estimate(value, np.array([crossing(log_tokens[draw].mean(0)) for draw in draws]), seeds)
+    resampled = np.array([crossing(log_tokens[draw].mean(0)) for draw in draws])
+    return _estimate(value, resampled, seeds)
 
 
 def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
@@ -206,7 +241,8 @@ def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[f
     if measure == "seconds":
         times = trials.groupby("batch_size")["seconds"].agg(typical_time).dropna()
         trials = trials[trials["batch_size"].isin(times.index)]
-    trials = trials.assign(per_token=trials[measure] / trials["tokens"]).dropna(subset="per_token")
+    trials = trials.assign(per_token=trials[measure] / trials["tokens"])
+    trials = trials.dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())
     trials["loss"] = np.nan  # no loss is known before the first evaluation
     for k, row in trials.iterrows():
@@ -228,30 +264,50 @@ def fit_steps(
     whole seeds, times √(n/(n−1)).
     `steps` has the shape (seeds, batch sizes) or (batch sizes,), with batch sizes increasing.
     """
-    sizes, logs = np.asarray(batch_sizes, float), np.log(np.atleast_2d(np.asarray(steps, float)))
-    bounds = np.zeros(logs.shape, bool) | (False if censored is None else np.asarray(censored))
+    sizes = np.asarray(batch_sizes, float)
+    logs = np.log(np.atleast_2d(np.asarray(steps, float)))
+    bounds = np.zeros(logs.shape, bool)
+    if censored is not None:
+        bounds |= np.asarray(censored, bool)
     crossed = ~bounds.all(0)
     if crossed.sum() < LEAST_BATCH_SIZES:
         raise SweepError(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
             f"{crossed.sum()}. Raise the target or the budget, or add batch sizes."
         )
-    data, seeds = (sizes, logs, bounds), len(logs)
+    data = sizes, logs, bounds
     point, spread = _fit_with_spread(data)
+
+    seeds = len(logs)
     resamples = RESAMPLES if seeds > 1 else 0
     draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, resamples)
-    weights, counts = np.unique(draws, axis=0, return_counts=True)
+    weights, counts = np.unique(draws, axis=0, return_counts=True)  # each resample is fitted once
     fits = [_fit(data, spread, point, row) for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
+
     b_overhead = Estimate(*(OVERHEAD * end for end in b_crit))
-    b_opt = max(sizes[crossed & (sizes <= b_crit.value / 8)].tolist(), default=None)
-    b_star = b_opt and Estimate(*((1 + OVERHEAD) * b_opt + end for end in b_overhead))
+    is_linear = crossed & (sizes <= b_crit.value / 8)
+    b_opt = None
+    b_star = None
+    if is_linear.any():
+        b_opt = float(sizes[is_linear].max())
+        b_star = Estimate(*((1 + OVERHEAD) * b_opt + end for end in b_overhead))
+
     residuals = logs - _curve(point, sizes)
-    residuals = np.where(bounds, residuals.clip(0), residuals)
-    slopes = np.diff(np.where(bounds, np.nan, logs).mean(0)) / np.diff(np.log(sizes))
-    return StepsFit(s_min, e_min, b_crit, b_overhead, b_opt, b_star, residuals, slopes, spread)
+    known_logs = np.where(bounds, np.nan, logs)
+    return StepsFit(
+        s_min=s_min,
+        e_min=e_min,
+        b_crit=b_crit,
+        b_overhead=b_overhead,
+        b_opt=b_opt,
+        b_star=b_star,
+        residuals=np.where(bounds, residuals.clip(0), residuals),
+        slopes=np.diff(known_logs.mean(0)) / np.diff(np.log(sizes)),
+        spread=spread,
+    )
 
 
 def _curve(point: Floats, sizes: Floats) -> Floats:

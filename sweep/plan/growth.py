@@ -1,67 +1,74 @@
 """Extend the plan of a folder by batch sizes, seeds and rates."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from sweep.errors import SweepError, cut
 from sweep.plan.course import tokens_per_trial
-from sweep.plan.plan import Plan
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import is_tuned
 
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {
     *("batches", "seeds", "lr", "question", "data", "name", "init", "answer", "noise_scale"),
 }
+FILES = "code.files."  # keys of the hashes of user code
 ESTIMATES = {"epochs", "disk_bytes", "forecast_factor", "forecast_reason"}  # kept when a plan grows
 
 
 def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
-    """Return `old` with the trials of `new`, which may add batch sizes, seeds and rates only."""
+    """Return `old` with the trials of `new`, which may add batch sizes, seeds and rates only.
+
+    It may also ask for the noise scale, which trials that start later then measure.
+    """
     was_tuned = any(is_tuned(row.policy) for row in old.trials)
     searches = any(is_tuned(row.policy) for row in new.trials)
     excluded = NOT_SHARED if was_tuned and searches else {*NOT_SHARED, "tuning"}
-    before, after = (
-        plan.settings.model_dump(mode="json", exclude=excluded)
-        | {"data": plan.data, "start": plan.start, "code": plan.code}
-        for plan in (old, new)
-    )
-    if difference := _first_difference(before, after):
+    difference = _first_difference(_shared_settings(old, excluded), _shared_settings(new, excluded))
+    if difference:
         raise SweepError(
             f"{folder} holds a sweep of {old.experiment}, which may grow by batch sizes, seeds and "
             f"rates only, but {difference}. Choose another --out for another question."
         )
+
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
     tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
-    budget = (was_tuned and old.settings.tuning.budget) or old.token_budget
-    tuning_tokens, _ = tokens_per_trial(budget, batches, old.tokens_per_sequence, True)
+    tuning_budget = old.settings.tuning.budget if was_tuned else None
+    tuning_tokens, _ = tokens_per_trial(
+        tuning_budget or old.token_budget, batches, old.tokens_per_sequence, is_of_tuning=True
+    )
     for row in old.trials:
         if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
             raise SweepError(
                 "added batch sizes must not change the others, but batch size "
                 f"{row.batch_size} would no longer have {row.steps} steps. Choose another --out."
             )
+
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
-    adds = added or new.has_looks  # seeds follow
+
     noise_scale = old.settings.noise_scale
     if new.settings.noise_scale.measure:
         noise_scale = new.settings.noise_scale
+    commands = old.commands
+    unrecorded = {*old.unrecorded}
+    measures_more = noise_scale != old.settings.noise_scale
+    if added or measures_more or new.has_looks:  # with looks, seeds follow
+        commands += new.commands
+        unrecorded |= {*new.unrecorded}
+
     settings = {
         "answer": new.settings.answer,
         "noise_scale": noise_scale,
         "seeds": new.settings.seeds,
         "tuning": (old if was_tuned else new).settings.tuning,
     }
-    unrecorded = {*old.unrecorded, *(new.unrecorded if adds else ())}
-    seeds = {(row.policy, row.learning_rate, row.arm): row.seed for row in old.known_trials}
-    has_more_seeds = any(
-        row.seed > seeds.get((row.policy, row.learning_rate, row.arm), row.seed) for row in added
-    )
     return old.model_copy(
         update={
             "settings": old.settings.model_copy(update=settings),
-            "has_looks": old.has_looks or new.has_looks or has_more_seeds,
+            "has_looks": old.has_looks or new.has_looks or _has_more_seeds(old, added),
             "trials": (*old.known_trials, *added),
-            "commands": tuple(dict.fromkeys(old.commands + (new.commands if adds else ()))),
+            "commands": tuple(dict.fromkeys(commands)),
             "unrecorded": tuple(sorted(unrecorded)),
             "tokens_are_common": are_common,
             "data_path": new.data_path,
@@ -72,13 +79,34 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     )
 
 
+def _shared_settings(plan: Plan, excluded: set[str]) -> dict[str, Any]:
+    """Return the settings and identities that all trials of a sweep share."""
+    settings = plan.settings.model_dump(mode="json", exclude=excluded)
+    return settings | {"data": plan.data, "start": plan.start, "code": plan.code}
+
+
+def _has_more_seeds(old: Plan, added: Iterable[PlannedTrial]) -> bool:
+    """Return True if some rate of an arm gets further seeds, after results may have been seen."""
+    seeds = {(row.policy, row.learning_rate, row.arm): row.seed for row in old.known_trials}
+    for row in added:
+        last_seed = seeds.get((row.policy, row.learning_rate, row.arm))
+        if last_seed is not None and row.seed > last_seed:
+            return True
+    return False
+
+
 def _first_difference(old: Any, new: Any, key: str = "") -> str:
     """Describe the first changed value by its key, such as `optimizer.clip`; "" if none."""
-    if old != new and (file := key.removeprefix("code.files.")) != key:
-        return f"{file} has changed"
+    if old == new:
+        return ""
+    if key.startswith(FILES):
+        return f"{key.removeprefix(FILES)} has changed"
     if not (isinstance(old, dict) and isinstance(new, dict)):
-        changes = f"would change from {cut(repr(old))} to {cut(repr(new))}"
-        return "" if old == new else f"{key} {changes}"
-    names = sorted({*old, *new})
-    pairs = ((old.get(name), new.get(name), f"{key}.{name}".lstrip(".")) for name in names)
-    return next(filter(None, (_first_difference(*pair) for pair in pairs)), "")
+        return f"{key} would change from {cut(repr(old))} to {cut(repr(new))}"
+
+    for name in sorted({*old, *new}):
+        longer = f"{key}.{name}".lstrip(".")
+        difference = _first_difference(old.get(name), new.get(name), longer)
+        if difference:
+            return difference
+    return ""

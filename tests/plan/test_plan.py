@@ -99,6 +99,18 @@ def test_growing_adds_batch_sizes_seeds_and_rates_and_keeps_the_old_trials(other
     assert {*ids(grown)} == {*ids(old), *ids(new)}
 
 
+def test_a_sweep_that_is_asked_for_the_noise_scale_keeps_measuring_it_in_the_same_trials():
+    old = make(command=("sweep", "run", "quick"))
+    asked = make(noise=True, old=old, command=("sweep", "run", "quick", "--noise"))
+    grown = grow_plan(old, asked)
+    assert grown.trials == old.trials
+    assert grown.settings.noise_scale.measure
+    assert grown.commands == (*old.commands, *asked.commands)
+    kept = grow_plan(grown, make(old=grown, command=("sweep", "run", "quick", "--quiet")))
+    assert kept.settings.noise_scale.measure
+    assert kept.commands == grown.commands
+
+
 def test_growing_refuses_a_changed_science_field_and_names_it():
     with pytest.raises(SweepError, match=r"optimizer\.clip would change from 1\.0 to 0\.5"):
         grow_plan(make(), make(optimizer={"clip": 0.5}))
@@ -186,6 +198,7 @@ def test_a_tuning_budget_below_a_step_is_refused_by_its_name():
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
     decides = {
         *("name", "question", "seeds", "tuning", "answer", "optimizers"),  # which trials there are
+        "noise_scale",  # training has the same bits with and without it
         # resolved under other names
         *("budget", "batches", "lr", "vocabulary", "context", "model_option", "init"),
         *("text_column", "lora", "model_source", "replaced_sizes", "code_folder"),
