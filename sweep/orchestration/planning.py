@@ -15,7 +15,7 @@ from sweep.config.load import load_experiment
 from sweep.config.optimizers import OptimizerSettings
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.config.workloads import DECLARATIONS, UserWorkload
+from sweep.config.workloads import DECLARATIONS
 from sweep.errors import SweepError, cut, printable, user_code, without_secrets
 from sweep.orchestration.executors.build import executors_of, find_executor, services_table
 from sweep.plan.commands import typed_command
@@ -323,9 +323,8 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
         fields["code"], declared = run_job(identify_code, objects, DECLARATIONS)
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
-        if isinstance(experiment.workload, UserWorkload):
-            workload = experiment.workload.with_declarations(declared, experiment.surroundings)
-            experiment = experiment.model_copy(update={"workload": workload})
+        workload = experiment.workload.with_declarations(declared, experiment.surroundings)
+        experiment = experiment.model_copy(update={"workload": workload})
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
