@@ -17,6 +17,7 @@ from sweep.analysis.frames import Estimate, SweepTables, curves_by_trial, report
 from sweep.decision.curves import Floats
 from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens, smoothed
+from sweep.trial.status import State
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
@@ -103,8 +104,10 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     assert target is not None
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials, rows = report_trials(sweep.trials), []
-    for row in trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("records"):
-        seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
+    for row in trials[trials["state"].isin([State.COMPLETE, State.PRUNED])].to_dict("records"):
+        seconds = np.nan
+        if row["state"] == State.COMPLETE:
+            seconds = row["seconds_training"] / row["tokens"]
         row |= {"is_censored": False, "is_early": False, "interpolation_error": math.nan}
         row["has_curve"] = row["id"] in curves
         if row["has_curve"]:

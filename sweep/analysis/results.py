@@ -27,6 +27,7 @@ from sweep.decision.proposal import answering_command, check_of_command
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan
 from sweep.plan.policies import is_tuned
+from sweep.trial.status import State
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -328,7 +329,7 @@ def judge_trials(
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
     rows, by_policy, about = rows_of_trials(trials), dict[str, list[PolicyResult]](), {}
     tuning_command = (answering_command(plan) if plan else None) or ""
-    has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
+    has_ended = (rows["state"].isin([State.COMPLETE, State.PRUNED])) | rows["has_diverged"]
     reports = rows[(rows["stage"] == "report") & has_ended]
     loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
     reports = reports.assign(value=loss).dropna(subset=["value"])
@@ -453,7 +454,7 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
     reports = frames.report_trials(sweep.compared)
-    complete = reports[reports["state"] == "COMPLETE"]
+    complete = reports[reports["state"] == State.COMPLETE]
     if complete.empty:
         states = reports["cause"].fillna(reports["state"]).fillna("unknown").value_counts()
         counts = ", ".join(f"{count} {state}" for state, count in states.items())

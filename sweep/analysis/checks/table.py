@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sweep.analysis.cells import LOSSES, SETTINGS
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
+from sweep.trial.status import State
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
@@ -53,11 +54,11 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
-    has_ended = rows["state"].isin(["COMPLETE", "FAILED"])
+    has_ended = rows["state"].isin([State.COMPLETE, State.FAILED])
     is_infinite = np.isinf(rows["final_valid_loss"].astype(float))
     rows["has_diverged"] = (rows["cause"] == "diverged") | (is_infinite & has_ended)
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
-    rows["is_failed"] = rows["state"] != "COMPLETE"
+    rows["is_failed"] = rows["state"] != State.COMPLETE
 
     # A loss on the way is not that of the end of the schedule.
     rows["final_valid_loss"] = rows["final_valid_loss"].mask(rows["is_failed"])
@@ -66,7 +67,7 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     has_target = bool(rows["target"].notna().any())
     rows["has_target"] = has_target
     if has_target:
-        is_pruned = rows["state"] == "PRUNED"
+        is_pruned = rows["state"] == State.PRUNED
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
         log_tokens = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
         rows["final_valid_loss"] = log_tokens.mask(rows["is_failed"])
