@@ -10,16 +10,21 @@ import pytest
 
 from tests.contracts.figures import (
     NOT_IN_A_WORKER,
-    ROOT,
-    WITH_EXPERIMENTS,
     code_named_by_strings,
     definitions,
-    import_cycles,
     kind_branches,
-    name_of,
     private_interfaces,
 )
+from tests.contracts.imports import (
+    files_that_import,
+    import_cycles,
+    loaders_by_name,
+    reachable,
+    uses_of,
+)
+from tests.contracts.sources import ROOT, Code
 
+CODE = Code()
 TOP_LEVEL = {
     *("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "SECURITY.md"),
     *("Makefile", "constraints.txt"),
@@ -83,17 +88,36 @@ def test_imports_keep_the_contracts_of_the_design() -> None:
 
 
 def test_no_private_interface_is_used_and_no_internal_code_is_named_by_a_string() -> None:
-    assert private_interfaces() == set()
-    assert code_named_by_strings() == set()
+    assert private_interfaces(CODE) == set()
+    assert code_named_by_strings(CODE) == set()
 
 
 def test_files_import_each_other_in_no_circle_and_kinds_decide_nothing() -> None:
-    assert import_cycles() == []
-    assert kind_branches() == set()
+    assert import_cycles(CODE) == []
+    assert kind_branches(CODE) == set()
+
+
+def test_code_is_imported_by_name_in_the_two_files_for_user_code() -> None:
+    assert loaders_by_name(CODE) == {"sweep/usercode/objects.py": {"import_module"}}
+    assert uses_of(CODE, {"entry_points"}).keys() == {"sweep/usercode/extensions.py"}
+
+
+def test_every_file_is_reached_by_imports_and_training_reaches_the_units_below_it_only() -> None:
+    modules = {module for module in CODE.modules if module.startswith("sweep")}
+    entries = ("sweep", "sweep.__main__", "sweep.training.__main__", "sweep.report.publish")
+    assert reachable(CODE, *entries) == modules
+    of_training = {f"{module}.".split(".")[1] for module in reachable(CODE, entries[2])}
+    assert of_training - {""} == {
+        *("training", "workloads", "data", "models", "plan", "trial", "config", "usercode"),
+        *("errors", "resources", "script", "signals", "version"),
+    }
+
+
+def test_optuna_is_imported_in_one_file() -> None:
+    assert files_that_import(CODE, "optuna").keys() == {"sweep/orchestration/tuning.py"}
 
 
 def test_no_name_is_vague() -> None:
-    files = WITH_EXPERIMENTS
-    names = {(name_of(path), part) for path in files for part in (path.stem, path.parent.name)}
-    names |= {(name_of(path), node.name) for path in files for node in definitions(path)}
-    assert {(path, name) for path, name in names if VAGUE.search(name)} == set()
+    names = {(file, part) for file in CODE.texts for part in file.removesuffix(".py").split("/")}
+    names |= {(file, node.name) for file in CODE.texts for node in definitions(CODE, file)}
+    assert {(file, name) for file, name in names if VAGUE.search(name)} == set()
