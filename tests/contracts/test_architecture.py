@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,35 @@ TOP_LEVEL = {
     *("Makefile", "constraints.txt"),
     *(".ci", "sweep", "experiments", "tests", "notebooks", "results", "docs"),
 }
+
+# The name of a contract of lint-imports, a file of sweep/, and a statement there that breaks it.
+VIOLATIONS = [
+    ("A unit imports only from lower ones", "plan/retry.py", "import sweep.decision.decision"),
+    ("A unit imports only from lower ones", "new_unit/__init__.py", "import sweep.errors"),
+    (
+        "No cycles between units, and none between files",
+        "trial/status.py",
+        "import sweep.trial.folder",
+    ),
+    ("Nothing in the package imports from experiments/", "errors.py", "import experiments"),
+    ("The reading tower does not import training", "report/page.py", "import sweep.memory"),
+    (
+        "Only orchestration and the command line import tracking",
+        "api.py",
+        "import sweep.tracking",
+    ),
+    ("Only the reading tower imports analysis", "memory/search.py", "import sweep.analysis"),
+    ("Reading and planning never import torch", "decision/curves.py", "import torch"),
+    (
+        "Training and below never import pandas, optuna, ray, mlflow or click",
+        "usercode/commands.py",
+        "import pandas",
+    ),
+    ("Only cli imports click", "api.py", "import click"),
+    ("Only tracking imports mlflow", "report/page.py", "import mlflow"),
+    ("Only orchestration imports optuna, ray and submitit", "memory/probe.py", "import optuna"),
+    ("Only analysis and report import pandas and matplotlib", "api.py", "import pandas"),
+]
 
 # As a word of a name (IoUtils, http_handler), or as the whole name
 VAGUE = re.compile(
@@ -79,12 +110,47 @@ def test_a_worker_and_the_help_import_only_what_the_design_allows(program: str) 
     assert done.returncode == 0, done.stderr
 
 
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("lint-imports", path=sysconfig.get_path("scripts"))
+    assert program, "lint-imports is missing: make install"
+    return subprocess.run([program, "--no-cache"], cwd=root, capture_output=True, text=True)
+
+
 def test_imports_keep_the_contracts_of_the_design() -> None:
-    lint_imports = shutil.which("lint-imports", path=sysconfig.get_path("scripts"))
-    assert lint_imports, "lint-imports is missing: make install"
-    command = [lint_imports, "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkout")
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for file, text in CODE.texts.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text, "utf-8")
+    return root
+
+
+@pytest.mark.parametrize(("contract", "file", "statement"), VIOLATIONS)
+def test_an_import_against_a_contract_is_found(
+    checkout: Path, contract: str, file: str, statement: str
+) -> None:
+    path = checkout / "sweep" / file
+    text = path.read_text("utf-8") if path.exists() else None
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{text or ''}\n{statement}\n", "utf-8")
+    done = lint_imports(checkout)
+    if text is None:
+        shutil.rmtree(path.parent)
+    else:
+        path.write_text(text, "utf-8")
+    assert f"{contract} BROKEN" in done.stdout
+
+
+def test_every_contract_has_a_violation_that_is_found() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    names = {contract["name"] for contract in tools["importlinter"]["contracts"]}
+    assert names == {contract for contract, _, _ in VIOLATIONS}
 
 
 def test_no_private_interface_is_used_and_no_internal_code_is_named_by_a_string() -> None:
