@@ -21,6 +21,7 @@ from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.decision import Decision
 from sweep.decision.proposal import answering_command
 from sweep.plan.plan import Plan
+from sweep.trial.status import State
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -82,7 +83,7 @@ def judge_trials(
     by_policy: dict[str, list[PolicyResult]] = {}
     about: dict[str, tuple[list[str], str]] = {}
     tuning_command = (answering_command(plan) if plan else None) or ""
-    has_ended = (rows["state"].isin(["COMPLETE", "PRUNED"])) | rows["has_diverged"]
+    has_ended = (rows["state"].isin([State.COMPLETE, State.PRUNED])) | rows["has_diverged"]
     finals = rows[(rows["stage"] == "final") & has_ended]
     finals = finals.dropna(subset=["value"])
     if objective.is_ratio:  # without the time from the target to the last evaluation

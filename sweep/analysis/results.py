@@ -13,6 +13,7 @@ from sweep.analysis.next_step import Judged, NextStep, next_step
 from sweep.analysis.sentences import describe, join
 from sweep.decision.proposal import check_of_command
 from sweep.plan.policies import is_tuned
+from sweep.trial.status import State
 
 
 class Sweep(tables.SweepTables):
@@ -145,7 +146,7 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
     finals = tables.final_trials(sweep.trials)
-    complete = finals[finals["state"] == "COMPLETE"]
+    complete = finals[finals["state"] == State.COMPLETE]
     if complete.empty:
         states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
         counts = ", ".join(f"{count} {state}" for state, count in states.items())

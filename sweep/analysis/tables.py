@@ -433,7 +433,7 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     complete, or was pruned on the way to a target.
     """
     finals = final_trials(trials)
-    ends = {"COMPLETE": "complete", "FAILED": "failed", "PRUNED": "pruned"}
+    ends = {State.COMPLETE: "complete", State.FAILED: "failed", State.PRUNED: "pruned"}
     outcome = finals["state"].map(ends).fillna("unfinished")
     outcome = outcome.mask(finals["cause"] == "diverged", "diverged")
     finals = finals.assign(planned=1, **{name: outcome == name for name in COUNTS[1:]})
@@ -469,7 +469,7 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
         # The final evaluation has the same prompts and random numbers, and the same weights.
         trials["end"] = trials["end"].fillna(-trials["final_valid_loss"].astype(float))
-    trials = trials[trials["state"] == "COMPLETE"].dropna(subset=["start", "end"])
+    trials = trials[trials["state"] == State.COMPLETE].dropna(subset=["start", "end"])
     gains = []
     for _, rows in trials.groupby(CELL_KEYS, sort=False):
         ends = rows.astype({"seed": int}).set_index("seed")[["start", "end"]].to_dict()

@@ -10,6 +10,7 @@ import pandas as pd
 from sweep.analysis.tables import to_numbers
 from sweep.decision.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
 from sweep.decision.trials import tells_of_budget
+from sweep.trial.status import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,9 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
     rates = []
     for batch_size, group in trials.groupby("batch_size"):
         finals = rows[~is_tuning & (rows["batch_size"] == batch_size)]
-        has_no_value = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
+        has_no_value = (
+            group["is_failed"] & ~group["has_diverged"] & (group["state"] != State.PRUNED)
+        )
         ended = group[~has_no_value]
         most = group["token_budget"].max()
         if has_stage:

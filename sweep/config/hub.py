@@ -1,13 +1,11 @@
 """Models and data sets of the Hugging Face hub: names, downloads, and errors in one sentence."""
 
-import importlib
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sweep.errors import SweepError, cut
 
@@ -29,9 +27,13 @@ def model_folder(source: str, files: tuple[str, ...] = MODEL_FILES) -> Path:
         return Path(source).expanduser()
     repository, revision = parse_hub_name(source, "model")
     remedy = "Correct the name, or give the folder of a downloaded model."
-    with hugging_face("huggingface_hub", f"model {source!r}", remedy) as hub:
-        patterns = {"allow_patterns": list(files), "ignore_patterns": "*/*"}
-        return Path(hub.snapshot_download(repository, revision=revision, **patterns))
+    with hugging_face(f"model {source!r}", remedy):
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            repository, revision=revision, allow_patterns=[*files], ignore_patterns="*/*"
+        )
+    return Path(folder)
 
 
 def weights_folder(source: str) -> Path:
@@ -57,14 +59,17 @@ def _own_home() -> dict[str, str]:
 
 
 @contextmanager
-def hugging_face(library: str, subject: str, remedy: str) -> Iterator[Any]:
-    """Import a library with telemetry off, and turn its errors into one sentence."""
+def hugging_face(subject: str, remedy: str) -> Iterator[None]:
+    """Turn telemetry off and the errors of these libraries into one sentence.
+
+    The libraries are imported inside of it, because they read their environment when imported.
+    """
     defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
     if not sys.stderr.isatty():
         defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     os.environ.update({**defaults, **_own_home(), **os.environ})
     try:
-        yield importlib.import_module(library)
+        yield
     except SweepError:
         raise
     except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others

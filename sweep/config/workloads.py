@@ -119,6 +119,10 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     def refuse_execution(self, names: Iterable[str]) -> None:
         """Raise SweepError if one of these settings of the execution does not apply."""
 
+    def with_declarations(self, values: Mapping[str, Any], context: Surroundings) -> Self:
+        """Return the workload with what the first object of the user's code declares about it."""
+        return self
+
 
 class Pretrain(WorkloadBase):
     """Next-token prediction on a text."""

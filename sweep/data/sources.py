@@ -96,8 +96,10 @@ def _identify(source: str) -> dict[str, Any]:
     repository, revision = parse_hub_name(source, "data")
     if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):  # a commit needs no network
         remedy = f"Correct the name, or name a downloaded commit: hf:{repository}@COMMIT."
-        with hugging_face("huggingface_hub", f"data 'hf:{repository}'", remedy) as hub:
-            revision = hub.HfApi().dataset_info(repository, revision=revision, timeout=10).sha
+        with hugging_face(f"data 'hf:{repository}'", remedy):
+            from huggingface_hub import HfApi
+
+            revision = HfApi().dataset_info(repository, revision=revision, timeout=10).sha
     return {"name": "hf", "repository": repository, "revision": revision, "split": SPLIT_RULE}
 
 
@@ -172,8 +174,10 @@ def _open_hub(
     if Path(repository).exists():  # `datasets` would read it instead
         raise SweepError(f"{name} must not be a local path too. Use another folder.")
     remedy = "It must have one default configuration. Or download its files and name their folder."
-    with hugging_face("datasets", name, remedy) as datasets:
-        splits = datasets.load_dataset(repository, revision=revision)
+    with hugging_face(name, remedy):
+        from datasets import load_dataset
+
+        splits = load_dataset(repository, revision=revision)
     if "train" not in splits:
         raise SweepError(
             f"{name} must have a split train, got {name_list([*splits])}. Use other data."

@@ -58,7 +58,7 @@ def parse_table(path: Path, column: str) -> Iterator[Piece]:
 
 def read_split(rows: Any, name: str, column: str) -> Iterator[Piece]:
     """Yield the text of each row of a split of `datasets`, also empty ones."""
-    with hugging_face("datasets", name, "Use other data."):
+    with hugging_face(name, "Use other data."):
         texts = _batch_texts(rows.with_format("arrow").iter(batch_size=BATCH_ROWS), column, name)
         yield from _check_texts(texts, column, name)
 
@@ -245,17 +245,17 @@ def _next_row(reader: Any, name: str, remedy: str) -> list[str] | None:
 
 
 def _parquet_texts(path: Path, column: str, name: str) -> Texts:
-    with (
-        hugging_face("pyarrow.parquet", name, "Correct the file.") as parquet,
-        parquet.ParquetFile(path) as file,
-    ):
-        check_column(column, file.schema_arrow.names, name)
-        groups = map(file.metadata.row_group, range(file.num_row_groups))
-        if sum(group.total_byte_size for group in groups) > most_characters(path):
-            raise too_large(path)
-        # A whole row group would be expanded without a batch size.
-        batches = file.iter_batches(batch_size=BATCH_ROWS, columns=[column])
-        yield from _batch_texts(batches, column, name)
+    with hugging_face(name, "Correct the file."):
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(path) as file:
+            check_column(column, file.schema_arrow.names, name)
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > most_characters(path):
+                raise too_large(path)
+            # A whole row group would be expanded without a batch size.
+            batches = file.iter_batches(batch_size=BATCH_ROWS, columns=[column])
+            yield from _batch_texts(batches, column, name)
 
 
 def _batch_texts(batches: Any, column: str, name: str) -> Texts:

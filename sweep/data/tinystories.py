@@ -32,9 +32,11 @@ def download(split: str) -> Path:
     path = cache_dir() / "tinystories" / name
     if not path.is_file():
         remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."
-        with hugging_face("huggingface_hub", f"data '{REPOSITORY}/{name}'", remedy) as hub:
-            options = {"repo_type": "dataset", "revision": REVISION}
-            path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
+        with hugging_face(f"data '{REPOSITORY}/{name}'", remedy):
+            from huggingface_hub import hf_hub_download
+
+            downloaded = hf_hub_download(REPOSITORY, name, repo_type="dataset", revision=REVISION)
+            path = Path(downloaded)
     if sha256_of_file(path) != (expected := SHA256[split]):
         raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
     return path

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweep.config.hub import PREFIX, weights_folder
 from sweep.config.trial import tokenizer_of
-from sweep.config.workloads import DECLARATIONS, UserWorkload
+from sweep.config.workloads import DECLARATIONS
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError, cut
 from sweep.orchestration.inspection import inspect_plan
@@ -33,9 +33,8 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
         fields["code"], declared = run_job(identify_code, objects, DECLARATIONS)
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
-        if isinstance(experiment.workload, UserWorkload):
-            workload = experiment.workload.with_declarations(declared, experiment.surroundings)
-            experiment = experiment.model_copy(update={"workload": workload})
+        workload = experiment.workload.with_declarations(declared, experiment.surroundings)
+        experiment = experiment.model_copy(update={"workload": workload})
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path

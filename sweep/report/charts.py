@@ -23,6 +23,7 @@ from sweep.plan.policies import LEAST_SEEDS
 from sweep.report import vega
 from sweep.report.drawing import draw, own_style
 from sweep.report.vega import BOTTOM, COUNT, DASHES, SHAPES, SIZE, TOP, Spec
+from sweep.trial.status import State
 
 RED, GREEN = "#d0342c", "#1a9468"
 VERDICTS = {WITHIN: "diamond", UNDECIDED: "square", OUTSIDE: "circle"}
@@ -166,7 +167,7 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     """Plot tokens per second, and peak memory, against batch size."""
     trials, unit = _final_trials(sweep.trials), sweep.plan.settings.token_unit
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
-    complete = trials[trials["state"] == "COMPLETE"]
+    complete = trials[trials["state"] == State.COMPLETE]
     lead = complete[complete[POLICY] == sweep.leading.label] if sweep.leading else complete
     speeds = lead.groupby(SIZE)["tokens_per_second"].median().dropna()
     if len(speeds) < 2:
@@ -186,7 +187,7 @@ def _plot_sizes(
     is_objective = metric == sweep.plan.settings.evaluated.name
     sizes = sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
-    complete = trials[trials["state"] == "COMPLETE"]
+    complete = trials[trials["state"] == State.COMPLETE]
     groups = complete.groupby([POLICY, SIZE], sort=False)[name]
     middle = groups.agg(["mean" if is_objective else "median", "size"])
     middle = middle.set_axis([name, "seeds"], axis=1)
@@ -232,7 +233,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     if settings.workload.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
     metrics[objective.curve] = objective.title.removeprefix("final ")
-    own = trials["id"].where(trials["state"] != "COMPLETE", "")
+    own = trials["id"].where(trials["state"] != State.COMPLETE, "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=own)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     panels, title = [], ""
@@ -300,7 +301,7 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     low, high = losses.quantile([0.25, 0.75])
     best_of_worst_size = losses.groupby(trials[SIZE]).min().max()
     limit = max(high + FAR * (high - low), best_of_worst_size)
-    is_pruned = trials["state"] == "PRUNED"
+    is_pruned = trials["state"] == State.PRUNED
     is_lost = trials["value"] == np.inf
     is_far = (trials["value"] > limit) & ~is_lost
     trials[name] = values(trials["value"].where(trials["value"] <= limit))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
+MLFLOW_RUNNING = "RUNNING"  # its word for a run, not our state of a trial
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 COLOR, TABLE = "mlflow.runColor", "trials.json"
 LOG_FILE, CURVE_FILE = "log.txt", "metrics.jsonl"
@@ -193,7 +194,7 @@ class Mirror(threading.Thread):
             self._colors = arm_colors(row.arm for row in self.plan.trials)
             self._log_files(run, self.folder.path, ("plan.json",))
             self._plan_time = plan_time
-        run_status, tags = "RUNNING", {"sweep.files": "plan.json"}
+        run_status, tags = MLFLOW_RUNNING, {"sweep.files": "plan.json"}
         if is_last:
             self._log_files(run, self.folder.path, store.REPORT_FILES)
             for figure in sorted((self.folder.path / "figures").glob("[!.]*.png")):
@@ -244,7 +245,7 @@ class Mirror(threading.Thread):
             return
         self._damage.pop(trial.id, None)
         is_running = status.state is State.RUNNING and not is_last
-        run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
+        run_status = MLFLOW_RUNNING if is_running else END_STATUS.get(status.state, "KILLED")
         files = [name for name in MIRRORED_FILES if (trial.path / name).exists()]
         if result and CURVE_FILE not in files:
             files.append(CURVE_FILE)  # it is missing, so no run has all files of this state
@@ -364,7 +365,7 @@ class Mirror(threading.Thread):
             origin, digest = json.dumps({key: source}), sha256_of(data)[:36]  # MLflow's limit
             text = Dataset(Path(source).name, digest, kind, origin, profile=json.dumps(data))
             self._client.log_inputs(run_id, [DatasetInput(text)])
-        if status != run.info.status and status == "RUNNING":
+        if status != run.info.status and status == MLFLOW_RUNNING:
             self._client.update_run(run_id, status)
         elif status != run.info.status:
             end = max(end or round(1000 * time.time()), run.info.start_time)  # the clock may jump

@@ -22,7 +22,8 @@ from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import Lease
 from sweep.trial.status import State
 from tests.analysis.fake_sweeps import write_fake_sweep
-from tests.contracts.figures import NOT_IN_A_WORKER, ROOT
+from tests.contracts.figures import NOT_IN_A_WORKER
+from tests.contracts.sources import ROOT
 from tests.servers import load_stored_sweep
 
 PLAN_KEYS = {"experiment", "model", "tokens_per_sequence", "token_budget", "epochs", "disk_bytes"}

@@ -5,26 +5,62 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tests.contracts.figures import (
     NOT_IN_A_WORKER,
-    ROOT,
-    WITH_EXPERIMENTS,
     code_named_by_strings,
     definitions,
-    import_cycles,
     kind_branches,
-    name_of,
     private_interfaces,
 )
+from tests.contracts.imports import (
+    files_that_import,
+    import_cycles,
+    loaders_by_name,
+    reachable,
+    uses_of,
+)
+from tests.contracts.sources import ROOT, Code
 
+CODE = Code()
 TOP_LEVEL = {
     *("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "SECURITY.md"),
     *("Makefile", "constraints.txt"),
     *(".ci", "sweep", "experiments", "tests", "notebooks", "results", "docs"),
 }
+
+# The name of a contract of lint-imports, a file of sweep/, and a statement there that breaks it.
+VIOLATIONS = [
+    ("A unit imports only from lower ones", "plan/retry.py", "import sweep.decision.decision"),
+    ("A unit imports only from lower ones", "new_unit/__init__.py", "import sweep.errors"),
+    (
+        "No cycles between units, and none between files",
+        "trial/status.py",
+        "import sweep.trial.folder",
+    ),
+    ("Nothing in the package imports from experiments/", "errors.py", "import experiments"),
+    ("The reading tower does not import training", "report/page.py", "import sweep.memory"),
+    (
+        "Only orchestration and the command line import tracking",
+        "api.py",
+        "import sweep.tracking",
+    ),
+    ("Only the reading tower imports analysis", "memory/search.py", "import sweep.analysis"),
+    ("Reading and planning never import torch", "decision/curves.py", "import torch"),
+    (
+        "Training and below never import pandas, optuna, ray, mlflow or click",
+        "usercode/commands.py",
+        "import pandas",
+    ),
+    ("Only cli imports click", "api.py", "import click"),
+    ("Only tracking imports mlflow", "report/page.py", "import mlflow"),
+    ("Only orchestration imports optuna, ray and submitit", "memory/probe.py", "import optuna"),
+    ("Only analysis and report import pandas and matplotlib", "api.py", "import pandas"),
+]
 
 # As a word of a name (IoUtils, http_handler), or as the whole name
 VAGUE = re.compile(
@@ -74,26 +110,80 @@ def test_a_worker_and_the_help_import_only_what_the_design_allows(program: str) 
     assert done.returncode == 0, done.stderr
 
 
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("lint-imports", path=sysconfig.get_path("scripts"))
+    assert program, "lint-imports is missing: make install"
+    return subprocess.run([program, "--no-cache"], cwd=root, capture_output=True, text=True)
+
+
 def test_imports_keep_the_contracts_of_the_design() -> None:
-    lint_imports = shutil.which("lint-imports", path=sysconfig.get_path("scripts"))
-    assert lint_imports, "lint-imports is missing: make install"
-    command = [lint_imports, "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkout")
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for file, text in CODE.texts.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text, "utf-8")
+    return root
+
+
+@pytest.mark.parametrize(("contract", "file", "statement"), VIOLATIONS)
+def test_an_import_against_a_contract_is_found(
+    checkout: Path, contract: str, file: str, statement: str
+) -> None:
+    path = checkout / "sweep" / file
+    text = path.read_text("utf-8") if path.exists() else None
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{text or ''}\n{statement}\n", "utf-8")
+    done = lint_imports(checkout)
+    if text is None:
+        shutil.rmtree(path.parent)
+    else:
+        path.write_text(text, "utf-8")
+    assert f"{contract} BROKEN" in done.stdout
+
+
+def test_every_contract_has_a_violation_that_is_found() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    names = {contract["name"] for contract in tools["importlinter"]["contracts"]}
+    assert names == {contract for contract, _, _ in VIOLATIONS}
+
+
 def test_no_private_interface_is_used_and_no_internal_code_is_named_by_a_string() -> None:
-    assert private_interfaces() == set()
-    assert code_named_by_strings() == set()
+    assert private_interfaces(CODE) == set()
+    assert code_named_by_strings(CODE) == set()
 
 
 def test_files_import_each_other_in_no_circle_and_kinds_decide_nothing() -> None:
-    assert import_cycles() == []
-    assert kind_branches() == set()
+    assert import_cycles(CODE) == []
+    assert kind_branches(CODE) == set()
+
+
+def test_code_is_imported_by_name_in_the_two_files_for_user_code() -> None:
+    assert loaders_by_name(CODE) == {"sweep/usercode/objects.py": {"import_module"}}
+    assert uses_of(CODE, {"entry_points"}).keys() == {"sweep/usercode/extensions.py"}
+
+
+def test_every_file_is_reached_by_imports_and_training_reaches_the_units_below_it_only() -> None:
+    modules = {module for module in CODE.modules if module.startswith("sweep")}
+    entries = ("sweep", "sweep.__main__", "sweep.training.__main__", "sweep.report.publish")
+    assert reachable(CODE, *entries) == modules
+    of_training = {f"{module}.".split(".")[1] for module in reachable(CODE, entries[2])}
+    assert of_training - {""} == {
+        *("training", "workloads", "data", "models", "plan", "trial", "config", "usercode"),
+        *("errors", "resources", "script", "signals", "version"),
+    }
+
+
+def test_optuna_is_imported_in_one_file() -> None:
+    assert files_that_import(CODE, "optuna").keys() == {"sweep/orchestration/tuning.py"}
 
 
 def test_no_name_is_vague() -> None:
-    files = WITH_EXPERIMENTS
-    names = {(name_of(path), part) for path in files for part in (path.stem, path.parent.name)}
-    names |= {(name_of(path), node.name) for path in files for node in definitions(path)}
-    assert {(path, name) for path, name in names if VAGUE.search(name)} == set()
+    names = {(file, part) for file in CODE.texts for part in file.removesuffix(".py").split("/")}
+    names |= {(file, node.name) for file in CODE.texts for node in definitions(CODE, file)}
+    assert {(file, name) for file, name in names if VAGUE.search(name)} == set()

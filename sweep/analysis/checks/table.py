@@ -13,7 +13,7 @@ from sweep.analysis.tables import policy_labels
 from sweep.analysis.tuned_rates import TunedRate, tuned_rates
 from sweep.config.objective import LOSS, Objective
 from sweep.decision.trials import compared_value, parse_end
-from sweep.trial.status import Cause
+from sweep.trial.status import Cause, State
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 # Columns of a table by the columns that follow from them.
@@ -55,18 +55,18 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
-    has_ended = rows["state"].isin(["COMPLETE", "FAILED"])
+    has_ended = rows["state"].isin([State.COMPLETE, State.FAILED])
     evaluated = LOSS.name if objective.is_ratio else objective.name
     is_infinite = np.isinf(rows[evaluated].astype(float))
     rows["has_diverged"] = (rows["cause"] == "diverged") | (is_infinite & has_ended)
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
-    rows["is_failed"] = rows["state"] != "COMPLETE"
+    rows["is_failed"] = rows["state"] != State.COMPLETE
     rows["value"] = _compared_values(rows, objective)
     rows["hours"] = rows["seconds_training"] / 3600
 
     rows["has_target"] = objective.is_ratio
     if objective.is_ratio:
-        is_pruned = rows["state"] == "PRUNED"
+        is_pruned = rows["state"] == State.PRUNED
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
         counts = rows[["steps", "token_budget"]].astype(float)
         rows[["steps", "token_budget"]] = counts.mask(is_pruned | (rows["stage"] == "tune"))

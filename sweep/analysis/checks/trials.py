@@ -21,6 +21,7 @@ from sweep.analysis.checks.table import (
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.errors import cut
 from sweep.plan.policies import LEAST_SEEDS
+from sweep.trial.status import State
 
 STEPS_TOLERANCE = 0.05  # share of steps that people round, and of the tokens that follow from them
 LEAST_LOG_LENGTHS = 3  # two wrong numbers of steps do not look like a log of the training
@@ -286,7 +287,7 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotAp
         return NotApplicable()
     early = [rate.batch_size for rate in table.rates if not rate.is_full]
     tuning = table.rows[table.rows["stage"] == "tune"]
-    failed = tuning[(tuning["state"] == "FAILED") & ~tuning["has_diverged"]]
+    failed = tuning[(tuning["state"] == State.FAILED) & ~tuning["has_diverged"]]
     evidence = (
         f"{len(failed)} tuning trials failed. Batch sizes whose rates ran on fewer tokens: "
         f"{_join(map(str, early))}."
@@ -602,7 +603,7 @@ def initial_loss(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 )
 def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     """Fail if device, software or settings of the execution differ between trials."""
-    done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == "COMPLETE")]
+    done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == State.COMPLETE)]
     values: dict[str, set[str]] = {}
     for name in ("device", "hardware", "torch_version", "git_commit", "devices"):
         if name in done:

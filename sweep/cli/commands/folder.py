@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.commands.common import (
+from sweep.cli.commands.arguments import (
     folder_argument,
     json_option,
     match_trial,
@@ -41,10 +41,11 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
     from sweep.orchestration.progress import Progress
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import find_damage
+    from sweep.trial.status import State
 
     if watch:
         with Progress(folder, None, is_quiet=False) as progress:
-            while sweep_status(folder)["state"] == "RUNNING":
+            while sweep_status(folder)["state"] == State.RUNNING:
                 progress.update()
                 time.sleep(1.0)
     document = sweep_status(folder)

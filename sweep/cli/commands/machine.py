@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.commands.common import (
+from sweep.cli.commands.arguments import (
     json_option,
 )
 from sweep.cli.options import SettingsCommand, echo, print_document, say

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.commands.common import (
+from sweep.cli.commands.arguments import (
     folder_argument,
     open_page,
 )

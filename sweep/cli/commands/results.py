@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.commands.common import (
+from sweep.cli.commands.arguments import (
     json_option,
     out_folder,
     sweep_folder,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.commands.common import (
+from sweep.cli.commands.arguments import (
     common_options,
     match_trial,
     number_option,
