@@ -18,6 +18,7 @@ from sweep.analysis.checks import DEFINITIONS, CheckDefinition, Subject
 from sweep.analysis.checks.table import DERIVED_FROM
 from sweep.analysis.table_answer import answer_of
 from sweep.cli import sweep
+from sweep.config.execution import Execution
 from sweep.config.experiment import (
     AnswerSettings,
     EvaluationSettings,
@@ -35,7 +36,6 @@ from sweep.config.models import (
 from sweep.config.optimizers import OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
 from sweep.config.settings import Settings, settings_of
-from sweep.config.trial import Execution
 from sweep.config.workloads import Command, GrpoSettings
 from sweep.orchestration.executors.build import services_table
 from sweep.trial.result import COLUMNS, FIELDS

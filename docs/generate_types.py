@@ -5,9 +5,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution, Services
 from sweep.orchestration.executors.build import EXECUTORS
 
 PAGE = Path(__file__).parents[1] / "sweep" / "config" / "overrides.pyi"

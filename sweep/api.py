@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweep.analysis.results import Sweep, load_sweep
-from sweep.config.trial import Services
+from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.orchestration.estimates import estimate
 from sweep.orchestration.planning import Planned, make_plan

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.trial import Execution
 from sweep.plan.plan import Inputs, Plan
 from sweep.plan.plan import build_plan as build
 

@@ -27,9 +27,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from sweep.cli import sweep
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution
 from sweep.orchestration.executors.build import installed_executors, services_table
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import read_request

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from sweep.analysis.tables import read_csv
 from sweep.cli import main
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.metrics import check_metric_name
 from sweep.config.models import model_preset
 from sweep.config.numbers import parse_batches
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution
 from sweep.errors import MOST_CHARACTERS, CorruptFile, SweepError, cut, describe_error, shorten
 from sweep.orchestration.executors.build import services_table
 from sweep.tracking.addresses import check_tracking_uri

@@ -116,9 +116,9 @@ def build_options(
     command: str, executors: "tuple[type[Executor], ...]"
 ) -> "dict[click.Parameter, Group]":
     """Return the options of a command's settings, and their groups."""
+    from sweep.config.execution import Execution
     from sweep.config.experiment import Experiment
     from sweep.config.settings import settings_of
-    from sweep.config.trial import Execution
     from sweep.orchestration.executors.build import services_table
 
     name = "run" if command == "check" else command

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
 from sweep.config.settings import merge_settings, parse_settings, settings_of
-from sweep.config.trial import Execution, Services
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord
 from sweep.errors import SweepError

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: used in no other file
 
+from sweep.config.execution import Execution
 from sweep.config.numbers import format_bytes
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, describe_error
 from sweep.memory.search import Forecast, find_largest
 from sweep.models.build import build_without_weights, weight_dtype

@@ -24,12 +24,7 @@ from sweep.memory.search import (
     find_largest,
 )
 from sweep.plan.retry import judge_death
-from sweep.training.device import (
-    LimitedMemory,
-    forget_peak_memory,
-    is_out_of_memory,
-    use_device,
-)
+from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory, use_device
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
@@ -13,7 +14,8 @@ LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.m
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    from sweep.training.device import available_cores, check_memory_limit, resolve_device
+    from sweep.memory.limit import check_memory_limit
+    from sweep.training.device import available_cores, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
@@ -78,7 +80,7 @@ def bound_by_memory(plan: Plan) -> dict[str, Any]:
 def bound_on_this_machine(configs: list[TrialConfig]) -> dict[str, Any]:
     """Return changes of the execution with which all planned steps fit here by forecast."""
     from sweep.memory.forecast import Forecasts
-    from sweep.training.device import usable_memory
+    from sweep.memory.limit import usable_memory
 
     execution = configs[0].execution
     forecasts = Forecasts(execution.devices, execution.zero)

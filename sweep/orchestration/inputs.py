@@ -15,7 +15,8 @@ from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.request import Request
 from sweep.plan.plan import Inputs, Plan
 from sweep.training.process import run_job
-from sweep.trial.folder import SweepFolder, identify_start, weights_of
+from sweep.trial.folder import SweepFolder
+from sweep.trial.start import identify_start, weights_of
 from sweep.usercode.identity import identify_code
 
 LOG = logging.getLogger(__name__)

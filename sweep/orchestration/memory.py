@@ -13,13 +13,13 @@ from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
+from sweep.memory.limit import memory_limit, usable_memory
 from sweep.memory.probe import LEAST_SOAK, OnPoint, probe
 from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.plan.plan import Plan
-from sweep.training.device import memory_limit, usable_memory
 from sweep.trial.folder import SweepFolder
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.execution import bound_by_memory, decide_execution, reason_for_eager_steps
 from sweep.orchestration.executors.build import find_executor

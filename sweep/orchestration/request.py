@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
-from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError, printable, without_secrets
 from sweep.orchestration.executors.build import executors_of, services_table
 from sweep.plan.commands import typed_command

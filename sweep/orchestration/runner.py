@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sweep.config.trial import Services
+from sweep.config.execution import Services
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.estimates import check_disk
 from sweep.orchestration.executors.base import Executor

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from sweep.config.trial import STALL_MINUTES, TrialConfig
+from sweep.config.execution import STALL_MINUTES
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.planning import save_plan

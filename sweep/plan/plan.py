@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from sweep.config.arms import Arm
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
-from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
+from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
 from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from sweep import errors
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.execution import Execution
+from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.plan.retry import Outcome
 from sweep.training import device as machine

@@ -3,16 +3,13 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from sweep.config.hub import PREFIX
-from sweep.config.models import ModelSettings
 from sweep.config.settings import Table, parse_settings
 from sweep.config.trial import Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
@@ -264,98 +261,3 @@ class SweepFolder:
 
     def trials(self) -> list[TrialFolder]:
         return [self.trial(row["id"]) for row in self.require_plan()["trials"] if row["id"]]
-
-
-def weights_of(model: ModelSettings) -> dict[str, Any]:
-    """Return the settings of a model that decide the shapes of its weights."""
-    return model.model_dump(mode="json", exclude={"context", "lora"})
-
-
-def identify_start(path: str) -> dict[str, Any]:
-    """Return the identity of initial weights, and for a trial its model, tokenizer and data."""
-    if path.startswith(PREFIX):
-        return {"weights": path}  # with the commit, so planning need not download them
-    folder = TrialFolder(Path(path).expanduser())
-    files = sorted(folder.path.glob("*.safetensors*"))  # and the index of several files
-    if not files or not folder.config_path.is_file():
-        expected = "a complete trial or of a model, with config.json and weights in safetensors"
-        raise SweepError(f"init must be the folder of {expected}, got {path!r}.")
-    if folder.weights_path not in files:
-        return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
-    science = folder.read_config().science
-    weights = sha256_of_file(folder.weights_path)
-    result = folder.read_result()
-    if result is None or result.weights_sha256 != weights:
-        raise CorruptFile(f"{folder.weights_path} does not match the sha256 in result.json.")
-    start = {
-        "weights": weights,
-        "model": weights_of(science.model),
-        "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
-    }
-    if not (science.tokenizer and science.tokenizer.sha256):
-        start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
-    return start
-
-
-def _check_losses(trial: TrialFolder) -> None:
-    result = trial.find_result()
-    recorded = None if result is None else result.valid_losses_sha256
-    _check_hash(trial.losses_path, recorded, is_always_kept=True)
-
-
-def _check_weights(trial: TrialFolder) -> None:
-    result = trial.find_result()
-    recorded = None if result is None else result.weights_sha256
-    _check_hash(trial.weights_path, recorded)
-
-
-def _check_tokenizer(trial: TrialFolder) -> None:
-    tokenizer = trial.read_config().science.tokenizer
-    recorded = None if tokenizer is None else tokenizer.sha256
-    _check_hash(trial.tokenizer_path, recorded)
-
-
-def _check_hash(path: Path, recorded: str | None, is_always_kept: bool = False) -> None:
-    """Compare a file with the sha256 that its trial recorded."""
-    actual = find_sha256(path)
-    if actual is None and not is_always_kept:
-        return
-    if actual != recorded:
-        raise CorruptFile(f"{path} does not match the sha256 that its trial recorded.")
-
-
-# Patterns of names, with a check that raises if such a file is damaged. None: a damaged file is
-# harmless, because a lock decides, because it is written again, or because only people read it.
-TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
-    "config.json": TrialFolder.read_config,
-    "state.json": lambda trial: trial.read_sealed(trial.state_path),
-    "stop.json": lambda trial: trial.read_sealed(trial.stop_path),
-    "result.json": TrialFolder.read_result,
-    "metrics.jsonl": TrialFolder.read_metrics,
-    "checkpoint-*": lambda trial: [*map(trial.verify_checkpoint, trial.checkpoints())],
-    "valid_losses.npy": _check_losses,
-    "weights.safetensors": _check_weights,
-    "tokenizer.json": _check_tokenizer,
-    **dict.fromkeys(("lease.json", "log.txt", "reported.jsonl", "work", "resume")),
-}
-SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
-    "plan.json": SweepFolder.require_plan,
-    "tracking.json": lambda sweep: find_json(sweep.tracking_path),
-    "check.json": lambda sweep: find_json(sweep.check_path),
-    **dict.fromkeys(("check/*", "sweep.lock", "stop", "mlflow.db", "mlartifacts/*", "optuna.db")),
-    **dict.fromkeys(("trials.csv", "answer.json", "report.*", "figures/*")),
-}
-
-
-def find_damage(folder: SweepFolder) -> list[str]:
-    """Return a sentence about each damaged file of a sweep with an intact plan."""
-    checks = [partial(check, folder) for check in filter(None, SWEEP_FILES.values())]
-    for trial in folder.trials():
-        checks += [partial(check, trial) for check in filter(None, TRIAL_FILES.values())]
-    problems = []
-    for check in checks:
-        try:
-            check()
-        except (SweepError, OSError) as error:
-            problems.append(str(error))
-    return list(dict.fromkeys(problems))

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from sweep.config.trial import STALL_MINUTES
+from sweep.config.execution import STALL_MINUTES
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 

@@ -22,7 +22,8 @@ from sweep.data.tokens import (
 )
 from sweep.errors import SweepError
 from sweep.models.build import HasHidden, autocast, build_model
-from sweep.trial.folder import TrialFolder, identify_start
+from sweep.trial.folder import TrialFolder
+from sweep.trial.start import identify_start
 from sweep.workloads import ranks
 from sweep.workloads.workload import Workload
 

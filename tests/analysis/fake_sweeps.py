@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.orchestration.request import record_command
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, PlannedTrial

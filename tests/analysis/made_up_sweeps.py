@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.arms import Arm
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution
 from sweep.config.workloads import UserWorkload
 from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.request import record_command

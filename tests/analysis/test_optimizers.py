@@ -10,8 +10,8 @@ from sweep.analysis.checks.table import prepare, rows_of_trials
 from sweep.analysis.judge import judge_trials, scope_of
 from sweep.analysis.sentences import describe
 from sweep.analysis.tables import TRIAL_COLUMNS
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from tests.analysis.test_answer import table
 from tests.plans import build_plan
 

@@ -32,7 +32,8 @@ from memory import benchmark_data, benchmark_settings, compare, trial_config
 from record import record
 from throughput import compete
 
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.execution import Execution
+from sweep.config.trial import TrialConfig
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.checkpoint import Progress
 from sweep.training.device import device_name, flop_utilization, total_memory

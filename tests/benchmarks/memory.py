@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from record import RESULTS, record
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.trial import TrialConfig
 from sweep.data.sources import identify_data
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step

@@ -14,9 +14,9 @@ from typing import Any
 
 from memory import trial_config
 
+from sweep.memory.limit import USABLE_SHARE
 from sweep.memory.probe import measure
 from sweep.orchestration.memory import forecast_memory, probe_memory
-from sweep.training.device import USABLE_SHARE
 
 HERE = Path(__file__).parent
 GIB = 2**30

@@ -28,8 +28,8 @@ TOKENS = BATCHES[-1]  # one step at each batch size
 
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
     """Plan and run `count` trials; return seconds, peak memory and the number of ended trials."""
+    from sweep.config.execution import Execution
     from sweep.config.load import load_experiment
-    from sweep.config.trial import Execution
     from sweep.orchestration.executors.build import services_table
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.progress import Progress

@@ -22,8 +22,8 @@ from unittest import mock
 from ratios import ratio
 from record import record
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import open_split, synthetic_identity
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request

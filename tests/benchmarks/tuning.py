@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.results import load_sweep
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan

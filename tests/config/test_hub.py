@@ -12,7 +12,7 @@ from tests.hugging_face import save_model
 pytest.importorskip("transformers")
 PLAN = """
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request

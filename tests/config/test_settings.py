@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
 from sweep.config.numbers import (
@@ -14,7 +15,6 @@ from sweep.config.numbers import (
     parse_count,
 )
 from sweep.config.settings import merge_settings, parse_settings, settings_of
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.executors.build import services_table
 from sweep.plan.plan import Inputs, build_plan

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.config.trial import Execution
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord, compared_value, tuning_records
 from sweep.plan.plan import Inputs, build_plan

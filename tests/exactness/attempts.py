@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.errors import WorkerDied
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import synthetic_documents
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request

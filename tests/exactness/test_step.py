@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.plan.schedule import learning_rate_at
 from sweep.training.step import TrainingStep
 from tests.plans import build_plan

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from sweep.config.trial import Services
+from sweep.config.execution import Services
 from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.executors.ray import ENVIRONMENT
 from tests.faults.judge import Scene

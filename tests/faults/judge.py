@@ -11,15 +11,16 @@ import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from sweep.config.execution import Services
 from sweep.config.settings import Settings
-from sweep.config.trial import Services
 from sweep.orchestration.executors.local import LocalExecutor
 from sweep.orchestration.runner import run_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri
-from sweep.trial.folder import SweepFolder, TrialFolder, find_damage
+from sweep.trial.damage import find_damage
+from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
 from sweep.trial.status import State
 from tests.orchestration.clusters import LOCAL, ON_CPU, Command, plan_trials, planned

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sweep.cli import main
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution
 from sweep.orchestration.executors.build import services_table
 from sweep.resources import sha256_of_file
 from sweep.tracking.store import read_record

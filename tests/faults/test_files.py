@@ -12,7 +12,7 @@ import pytest
 from sweep.errors import SweepError
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
-from sweep.trial.folder import SWEEP_FILES, TRIAL_FILES, find_damage
+from sweep.trial.damage import SWEEP_FILES, TRIAL_FILES, find_damage
 from tests.faults.damage import WRONG_BYTES, damage, hash_files, parameters
 
 OTHER = "another trial's"

@@ -11,8 +11,9 @@ import pytest
 
 from sweep.analysis.results import load_sweep
 from sweep.tracking.store import connect, recorded_uri, ui_command
+from sweep.trial.damage import find_damage
 from sweep.trial.files import read_json
-from sweep.trial.folder import SweepFolder, find_damage
+from sweep.trial.folder import SweepFolder
 from tests.faults.damage import parameters
 from tests.faults.test_strangers import sweep
 from tests.servers import Service, is_healthy, load_stored_sweep

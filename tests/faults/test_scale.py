@@ -6,7 +6,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from sweep.trial.folder import find_damage
+from sweep.trial.damage import find_damage
 from tests.orchestration.clusters import IMPORTED, Command, plan_trials, states
 
 TRIALS = 2000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.trial import Services
+from sweep.config.execution import Services
 from tests.faults.judge import Scene
 from tests.orchestration.clusters import IMPORTED, wait_until
 from tests.servers import MlflowServer, Proxy

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from sweep.config.execution import Execution, Services
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution, Services
 from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.trial import Services
+from sweep.config.execution import Services
 from sweep.orchestration import runner
 from tests.orchestration.clusters import IMPORTED, Command, run_in
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.estimates import cost_on_cluster
 from tests.plans import build_plan

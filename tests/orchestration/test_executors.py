@@ -2,8 +2,8 @@
 
 import pytest
 
+from sweep.config.execution import Execution, Services
 from sweep.config.settings import settings_of
-from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 from sweep.orchestration.executors.build import (
     EXECUTORS,

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration import estimates
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.orchestration.executors.ray import ENVIRONMENT, RayExecutor, RaySettings
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt

@@ -8,8 +8,8 @@ import pytest
 
 from sweep.analysis.results import load_sweep
 from sweep.api import run_sweep
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.executors.local import attempt_slots
 from sweep.orchestration.planning import make_plan

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from sweep.config.trial import Services
+from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.orchestration.executors import slurm
 from sweep.orchestration.executors.build import refuse_unusable_services, services_table

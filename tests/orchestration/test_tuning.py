@@ -15,8 +15,8 @@ from sweep.analysis.checks import supports_fit
 from sweep.analysis.critical_batch_size import fit_steps, steps_to_target
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import compare_batch_sizes
+from sweep.config.execution import Services
 from sweep.config.load import load_experiment
-from sweep.config.trial import Services
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request
 from sweep.orchestration.runner import finished_summary

@@ -5,9 +5,10 @@ import shlex
 import pytest
 
 from sweep.config.arms import Arm
+from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution, Science
+from sweep.config.trial import Science
 from sweep.decision.proposal import answering_command, propose_answer
 from sweep.errors import SweepError
 from sweep.plan.commands import parse_command, typed_command

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.plan.retry import (
     Outcome,
     begin_attempt,

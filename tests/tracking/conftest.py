@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan
 from sweep.tracking import mirror

@@ -22,8 +22,8 @@ from sweep.config.arms import batch_colors
 from sweep.errors import CorruptFile
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
+from sweep.trial.damage import find_damage
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import find_damage
 from sweep.trial.lease import Lease
 from sweep.trial.status import Cause, State
 from tests.servers import Proxy, Service, load_stored_sweep, logged_points, stored_points

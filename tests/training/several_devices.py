@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess

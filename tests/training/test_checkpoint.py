@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.errors import Superseded, UnusableCheckpoint
 from sweep.resources import sha256_of_file
 from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress

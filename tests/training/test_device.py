@@ -3,17 +3,10 @@
 import pytest
 import torch
 
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.errors import SweepError
-from sweep.training.device import (
-    check_memory_limit,
-    is_out_of_memory,
-    memory_limit,
-    peak_flops,
-    resolve_device,
-    total_memory,
-    usable_memory,
-)
+from sweep.memory.limit import check_memory_limit, memory_limit, usable_memory
+from sweep.training.device import is_out_of_memory, peak_flops, resolve_device, total_memory
 from sweep.training.process import available_in_cgroups, oom_kills
 
 GIB = 2**30

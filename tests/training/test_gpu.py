@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import synthetic_identity
 from sweep.errors import SweepError
 from sweep.training.checkpoint import Progress

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.data.tokens import SequenceStream
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request

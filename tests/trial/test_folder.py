@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, refuse_links, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder

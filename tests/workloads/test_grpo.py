@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.config.workloads import GrpoSettings
 from sweep.errors import SweepError
 from sweep.orchestration.planning import make_plan, save_plan

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sweep.api import run_sweep
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.config.pretrained import fields_of_model
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.models.loss import linear_cross_entropy, linear_log_probs
 from sweep.orchestration.inputs import identify_inputs

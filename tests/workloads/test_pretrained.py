@@ -10,9 +10,9 @@ from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer
 
 from sweep.api import run_sweep
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.config.pretrained import fields_of_model
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.models.build import build_model
 from sweep.orchestration.estimates import estimate

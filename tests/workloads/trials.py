@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.config.trial import Execution
 from sweep.data.synthetic_stories import synthetic_identity
 from tests.plans import build_plan
 

@@ -40,7 +40,7 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
     from sweep.cli.show import print_status
     from sweep.orchestration.progress import Progress
     from sweep.orchestration.status import sweep_status
-    from sweep.trial.folder import find_damage
+    from sweep.trial.damage import find_damage
     from sweep.trial.status import State
 
     if watch:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
+from sweep.config.execution import Execution
 from sweep.config.settings import Settings
-from sweep.config.trial import Execution
 from sweep.plan.retry import Outcome
 from sweep.trial.folder import SweepFolder, TrialFolder
 

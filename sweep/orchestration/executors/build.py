@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, settings_of
-from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.local import LocalExecutor

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from sweep.config.execution import Execution
 from sweep.config.settings import Settings
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome

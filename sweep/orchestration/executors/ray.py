@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
 
+from sweep.config.execution import Execution
 from sweep.config.settings import Group, RunFlag, Settings
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from sweep.config.execution import Execution
 from sweep.config.numbers import parse_count
 from sweep.config.settings import Group, RunFlag, Settings
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome

@@ -1,0 +1,73 @@
+"""How trials are executed, which changes results by rounding at most, and with which services."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
+
+STALL_MINUTES = 30.0
+STORING = ("run", "plan", "report", "ui")  # commands that may use the store of a sweep
+FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
+
+
+class Execution(Settings, use_attribute_docstrings=True):
+    """How trials run. Decided when plan.json is first written, and then kept."""
+
+    device: Annotated[str, Flag()] = "auto"
+    """auto, cpu, cuda, cuda:i or mps."""
+    microbatch: Annotated[Count | None, Flag(Group.MEMORY)] = None
+    """Sequences per forward-backward; by default as many as fit."""
+    accumulation: Annotated[Count | None, Flag(Group.MEMORY, metavar="N")] = None
+    """Gradient accumulation steps; sets the microbatch."""
+    device_memory_bytes: Annotated[Count | None, Flag(Group.MEMORY, "device-memory", "SIZE")] = None
+    """Memory limit: 16GiB. On a CPU steps run eagerly."""
+    activation_checkpointing: Annotated[bool, Flag(Group.MEMORY)] = False
+    """Recompute activations: less memory, more time."""
+    loss_chunk_rows: Annotated[CountOrZero | None, Flag(Group.MEMORY, metavar="N")] = None
+    """Tokens whose logits exist at a time; 0: all. By default 1024, on CUDA 8192."""
+    devices: Annotated[Count, Flag(Group.DEVICES, "devices-per-trial", "N", FORECASTING)] = 1
+    """Devices per trial, one process each."""
+    zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES, commands=FORECASTING)] = 0
+    """Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights."""
+    generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
+    """Completions sampled at once; by default four microbatches."""
+    keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"
+    """Files that a finished trial keeps."""
+
+    threads: int = 1  # CPU threads per process
+    compile: bool = False  # torch.compile
+    compile_reason: str = ""
+    microbatch_bound: int | None = None  # largest that fits by forecast, as one of several
+    microbatch_bound_alone: int | None = None  # the same, as the only one of a step
+    evaluation_batch_size: int = 32  # sequences
+    checkpoint_seconds: float = 60.0  # longest time between two checkpoints
+    reason: str = ""  # why no forecast bounds the microbatch, or why steps may not fit
+
+    @property
+    def misfit(self) -> str:
+        """Why steps do not fit by forecast, which then bounds the microbatch; "" if they do."""
+        return "" if self.microbatch_bound is None else self.reason
+
+    @property
+    def device_type(self) -> str:
+        return self.device.partition(":")[0]
+
+
+class Services(Settings, use_attribute_docstrings=True):
+    """The executor and the stores of a command; they may differ from command to command.
+
+    The table of a command is derived from this one by `services_table` in
+    sweep/orchestration/executors/build.py, which adds the settings of the executors.
+    """
+
+    tracking_uri: Annotated[str | None, Flag(Group.OUTPUT, commands=STORING)] = None
+    """MLflow store: http://HOST:5000; by default a file in the folder."""
+    storage: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
+    """Optuna storage: postgresql://…; by default a file in the folder."""
+    stall_minutes: Annotated[float, Field(gt=0, le=1e5), RunFlag(Group.DEVICES)] = STALL_MINUTES
+    """Minutes without a step after which an attempt ends; at least 10 times its longest step."""
+    no_user_code: Annotated[bool, Flag(Group.MODEL)] = False
+    """Refuse experiments that name code, as module:object."""
+    executor: Annotated[str, RunFlag(Group.DEVICES)] = "local"
+    """The machines that run trials."""
