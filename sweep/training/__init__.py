@@ -17,7 +17,7 @@ from sweep.trial.status import TrialStatus
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
     """Run an attempt here, logged to log.txt, until `should_stop` or `sweep stop` ends it."""
-    from sweep.training.worker import run_attempt  # imports torch
+    from sweep.training.attempt import run_attempt  # imports torch
 
     folder = TrialFolder(path)
     number = (status or folder.read_status()).fencing

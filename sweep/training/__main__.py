@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        import sweep.training.worker  # noqa: F401  the forked processes need it
+        import sweep.training.attempt  # noqa: F401  the forked processes need it
 
         serve(options.serve)
         return 0

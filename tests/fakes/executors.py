@@ -7,7 +7,7 @@ import torch
 
 from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome
-from sweep.training.worker import run_attempt
+from sweep.training.attempt import run_attempt
 from sweep.trial.folder import TrialFolder
 
 

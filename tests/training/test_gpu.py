@@ -18,12 +18,12 @@ from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.data.synthetic_stories import synthetic_identity
 from sweep.errors import SweepError
+from sweep.training.attempt import run_attempt
 from sweep.training.checkpoint import Progress
 from sweep.training.device import use_device, visible_gpus, visible_name
 from sweep.training.loop import Steps
 from sweep.training.process import FreshProcess
 from sweep.training.step import TrainingStep
-from sweep.training.worker import run_attempt
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import read_owner

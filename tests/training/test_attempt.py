@@ -19,7 +19,9 @@ from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import __main__ as bare_worker
-from sweep.training import attempt_trial, run_cluster_attempt, worker
+from sweep.training import attempt as engine
+from sweep.training import attempt_trial, run_cluster_attempt
+from sweep.training.launch import first_cause
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder, TrialFolder
@@ -106,7 +108,7 @@ def test_a_folder_that_is_not_shared_is_named(trial):
 
 def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatch, capfd):
     trial = planned_quadratic(tmp_path / "sweep", 800, compile=True)
-    monkeypatch.setattr(worker.machine, "has_compiler", lambda _: False)
+    monkeypatch.setattr(engine.machine, "has_compiler", lambda _: False)
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     assert trial.read_result().execution["compile"] is False
     assert "no compiler" in capfd.readouterr().out
@@ -131,7 +133,7 @@ def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setti
     assert torch.get_deterministic_debug_mode() == before
     try:
         trial.clear()
-        worker.run_attempt(trial.path, lambda: None)
+        engine.run_attempt(trial.path, lambda: None)
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
@@ -148,7 +150,7 @@ def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setti
     ],
 )
 def test_the_first_cause_counts(ends, message):
-    assert message in worker.first_cause(ends).message
+    assert message in first_cause(ends).message
 
 
 def run(out: Path, workload: str, zero: int = 2, *more: str) -> tuple[int, TrialFolder]:

@@ -1,7 +1,4 @@
-"""One attempt of one trial, from taking the lease to its result.
-
-A trial on several devices has a process for each, started by that of the attempt.
-"""
+"""One attempt of one trial, from taking the lease to its result."""
 
 import contextlib
 import faulthandler
@@ -9,29 +6,24 @@ import math
 import os
 import random
 import shutil
-import signal
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from sweep import errors
-from sweep.config.execution import Execution
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.plan.retry import Outcome
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.command import run_command
+from sweep.training.launch import launch
 from sweep.training.loop import train
-from sweep.training.process import FreshProcess, ShouldStop, outcome_of
+from sweep.training.process import ShouldStop
 from sweep.training.record import write_result
 from sweep.training.step import TrainingStep
 from sweep.trial import files, watchdog
@@ -44,10 +36,6 @@ from sweep.workloads import ranks
 from sweep.workloads.workload import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
-POLL_SECONDS = 0.1
-GRACE_SECONDS = 2  # after a failure, the other processes may report its cause
-# The failures of a process. The exceptions of others are often consequences: earlier kinds count.
-FAILURES = ("out_of_memory", "lost", "superseded", "storage", "error")
 
 
 def run_attempt(
@@ -85,7 +73,7 @@ def run_attempt(
             if config.science.workload.is_program:
                 return _run_command(config, status, store, should_stop)
             if config.execution.devices > 1 and not ranks.is_distributed():
-                return _launch(config, path, status, poll)
+                return launch(run_attempt, config, path, status, poll)
             return _run(config, status, store, poll)
         except (errors.Superseded, errors.FolderInUse) as error:
             return Outcome("superseded", str(error))
@@ -181,62 +169,3 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)  # for user code that draws from the global generators
     np.random.seed(list(divmod(seed, SEED_STRIDE_PER_RANK)))  # takes words of 32 bits
     torch.manual_seed(seed)
-
-
-def _launch(
-    config: TrialConfig, path: Path, status: TrialStatus, should_stop: ShouldStop
-) -> Outcome:
-    """Run an attempt in several processes on this machine. The failure of one ends all."""
-    size, word, deadline = config.execution.devices, None, math.inf
-    running: dict[Future[Outcome], tuple[int, FreshProcess]] = {}  # with their ranks
-    ends: list[Outcome] = []  # the earliest first
-    with tempfile.TemporaryDirectory(prefix="sweep-") as name, ThreadPoolExecutor(size) as threads:
-        try:
-            for rank in range(size):
-                arguments = (rank, path, status, config.execution, f"file://{name}/store")
-                process = FreshProcess(_run_rank, *arguments)
-                future = threads.submit(outcome_of, process, TrialFolder(path))
-                running[future] = rank, process
-            while running and time.monotonic() < deadline:
-                if not word and (word := should_stop()):
-                    for _, process in running.values():
-                        process.stop(word)
-                for future in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:
-                    rank, _ = running.pop(future)
-                    ends.append(end := future.result())
-                    if end.kind in FAILURES:
-                        print(f"process {rank}: {end.kind}: {end.message}", flush=True)
-                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-            return first_cause(ends)
-        finally:
-            for _, process in running.values():
-                process.kill()
-
-
-def first_cause(ends: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of an attempt, given the ends of its processes, the earliest first."""
-    return min(ends, key=lambda end: [*FAILURES, end.kind].index(end.kind))
-
-
-def _run_rank(
-    rank: int,
-    path: Path,
-    status: TrialStatus,
-    execution: Execution,
-    store: str,
-    should_stop: ShouldStop,
-) -> Outcome:
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the launching process decides
-    faulthandler.enable()
-    is_cuda, size = execution.device == "cuda", execution.devices
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    if is_cuda:
-        torch.cuda.set_device(rank)
-    backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
-    dist.init_process_group(backend, store, rank=rank, world_size=size)
-    outcome = run_attempt(path, should_stop, status)
-    if outcome.kind not in FAILURES:
-        dist.barrier()
-        dist.destroy_process_group()
-    return outcome
