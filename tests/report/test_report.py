@@ -266,6 +266,12 @@ def test_a_sweep_that_was_not_asked_for_the_noise_scale_names_the_command_that_m
     assert flags["out"] != recorded_out(plan)
 
 
+def test_the_time_of_measurements_of_the_noise_scale_has_a_column_if_there_were_any(tmp_path):
+    write_fake_sweep(tmp_path / "s", change=lambda row: {"seconds_noise": 2.0})
+    times = section(written(tmp_path / "s"), "Table of times and memory")
+    assert {row["noise probes"] for row in tables(times)[0]} == {"2 s"}
+
+
 def test_a_sweep_that_was_asked_for_the_noise_scale_says_so_if_no_trial_has_it(tmp_path):
     write_fake_sweep(tmp_path / "s", noise_scale={"measure": True})
     text = written(tmp_path / "s")
