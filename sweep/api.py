@@ -1,9 +1,10 @@
 """Plan and run a sweep, from Python or the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from sweep.analysis.results import Sweep, load_sweep
+from sweep.config.overrides import Overrides
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.planning import Planned, make_plan, read_request
@@ -13,14 +14,9 @@ from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.status import Cause
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from sweep.config.overrides import Overrides
-
 
 def plan_sweep(
-    experiment: str | None = None, *, out: str | Path | None = None, **settings: "Unpack[Overrides]"
+    experiment: str | None = None, *, out: str | Path | None = None, **settings: Unpack[Overrides]
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     return estimate(make_plan(read_request(experiment, {**settings}, out))).command_rows()
@@ -31,7 +27,7 @@ def run_sweep(
     *,
     out: str | Path | None = None,
     show_progress: bool = True,
-    **settings: "Unpack[Overrides]",
+    **settings: Unpack[Overrides],
 ) -> Sweep:
     """Run the unfinished trials of a sweep, write its report, and read its results.
 
