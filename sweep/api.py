@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Unpack
 
 from sweep.analysis.results import Sweep, load_sweep
-from sweep.config.overrides import Overrides
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate
+from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.planning import Planned, make_plan, read_request
 from sweep.orchestration.progress import Progress
 from sweep.orchestration.runner import Summary, check_request, finished_summary, prepare, run_plan
@@ -16,7 +16,10 @@ from sweep.trial.status import Cause
 
 
 def plan_sweep(
-    experiment: str | None = None, *, out: str | Path | None = None, **settings: Unpack[Overrides]
+    experiment: str | None = None,
+    *,
+    out: str | Path | None = None,
+    **settings: Unpack[AllOverrides],
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     return estimate(make_plan(read_request(experiment, {**settings}, out))).command_rows()
@@ -27,7 +30,7 @@ def run_sweep(
     *,
     out: str | Path | None = None,
     show_progress: bool = True,
-    **settings: Unpack[Overrides],
+    **settings: Unpack[AllOverrides],
 ) -> Sweep:
     """Run the unfinished trials of a sweep, write its report, and read its results.
 

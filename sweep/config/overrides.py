@@ -1,7 +1,7 @@
 """Types of the settings that Python functions such as `run_sweep` take, for editors and mypy.
 
-A test compares them with the settings. Those of executors of other packages are not listed: pass
-them as `**settings`, a dict with texts as keys.
+A test compares them with the settings. Those of an executor lie in its file. For an executor of
+another package, pass them as `**settings`, a dict.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,11 +45,9 @@ class Overrides(TypedDict, total=False):
     optimizers: str | Sequence[str] | None
     precision: Literal["auto", "fp32", "bf16", "bf16-pure"] | None
     question: str | None
-    ray_address: str | None
     replaced_sizes: str | Sequence[Mapping[str, Any]] | None
     schedule: Mapping[str, Any] | None
     seeds: int | str | None
-    slurm: str | None
     stall_minutes: float | str | None
     storage: str | None
     target: float | str | None

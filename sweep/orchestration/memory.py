@@ -10,13 +10,13 @@ import torch
 
 from sweep.config.models import SIZES
 from sweep.config.numbers import nearest_multiples
-from sweep.config.overrides import Overrides
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.probe import LEAST_SOAK, OnPoint, probe
 from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration import planning
+from sweep.orchestration.executors.build import AllOverrides
 from sweep.plan.plan import Plan
 from sweep.training.device import memory_limit, usable_memory
 from sweep.trial.folder import SweepFolder
@@ -79,7 +79,9 @@ def _configs(plan: Plan) -> dict[int, TrialConfig]:
     return {config.science.batch_size: config for config in plan.distinct_steps()}
 
 
-def forecast_memory(experiment: str | None = None, **settings: Unpack[Overrides]) -> dict[str, Any]:
+def forecast_memory(
+    experiment: str | None = None, **settings: Unpack[AllOverrides]
+) -> dict[str, Any]:
     """Return the document of `sweep forecast --json`, peak memory at every batch size.
 
     The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
@@ -138,7 +140,7 @@ def probe_memory(
     multiple: int = 1,
     soak: int | None = None,
     on_point: OnPoint = lambda point: None,
-    **settings: Unpack[Overrides],
+    **settings: Unpack[AllOverrides],
 ) -> dict[str, Any]:
     """Measure the largest microbatch that fits; return the document of `sweep probe --json`.
 

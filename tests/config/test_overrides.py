@@ -10,10 +10,9 @@ import pytest
 
 import sweep
 from sweep.config.experiment import Experiment
-from sweep.config.overrides import Overrides
 from sweep.config.settings import settings_of
 from sweep.config.trial import Execution, Services
-from sweep.orchestration.executors.build import EXECUTORS
+from sweep.orchestration.executors.build import EXECUTORS, AllOverrides
 from sweep.orchestration.memory import forecast_memory, probe_memory
 
 TABLES = (Experiment, Execution, Services, *(executor.settings for executor in EXECUTORS))
@@ -25,7 +24,7 @@ ANNOTATIONS = {
     "model": str | Callable[..., typing.Any] | dict,
     "workload": str | Callable[..., typing.Any] | dict,
 }
-TYPES = typing.get_type_hints(Overrides)
+TYPES = typing.get_type_hints(AllOverrides)
 SCALARS = {int: {int, str}, float: {float, str}, str: {str}, bool: {bool}}  # a number may be a text
 
 
@@ -57,4 +56,4 @@ def test_a_setting_has_the_types_that_it_takes_and_none(name):
 
 def test_the_functions_that_take_settings_are_typed_by_them():
     for function in (sweep.run_sweep, sweep.plan_sweep, forecast_memory, probe_memory):
-        assert typing.get_type_hints(function)["settings"] == typing.Unpack[Overrides]
+        assert typing.get_type_hints(function)["settings"] == typing.Unpack[AllOverrides]
