@@ -105,7 +105,6 @@ gpu-pack: install  ## .gpu/: files for tests/benchmarks/gpu.sh on a machine with
 
 docs: install  ## the generated pages of docs/, and their site in build/docs, which opens from disk
 	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/generate_types.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	@echo "The site: $(CURDIR)/build/docs/index.html"
 

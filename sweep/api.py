@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.orchestration.estimates import estimate
+from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.progress import Progress
 from sweep.orchestration.request import read_request
@@ -17,14 +18,12 @@ from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from sweep.config.overrides import Overrides
-
 
 def plan_sweep(
-    experiment: str | None = None, *, out: str | Path | None = None, **settings: "Unpack[Overrides]"
+    experiment: str | None = None,
+    *,
+    out: str | Path | None = None,
+    **settings: Unpack[AllOverrides],
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     request = read_request(experiment, {**settings}, out)
@@ -37,7 +36,7 @@ def run_sweep(
     *,
     out: str | Path | None = None,
     show_progress: bool = True,
-    **settings: "Unpack[Overrides]",
+    **settings: Unpack[AllOverrides],
 ) -> Sweep:
     """Run the unfinished trials of a sweep, write its report, and read its results.
 

@@ -165,15 +165,14 @@ def test_a_notebook_gives_its_stored_outputs_and_uses_the_public_interface(
     assert shown(notebook) == stored
 
 
-def test_the_types_of_settings_are_up_to_date():
-    module = load_script("generate_types")
-    assert module.PAGE.read_text() == module.module(), "run `make docs`"
-
-
 def test_a_type_checker_knows_the_settings_and_the_results(tmp_path):
     program = """
+from typing import Any
 import sweep
 run = sweep.run_sweep("quick", budget="64k", batches=[4, 8], lr=3e-4, out="s")
+mine = dict[str, Any](option_of_my_executor=1)
+sweep.plan_sweep(workload="mine:Workload", model={"kind": "transformer"}, **mine)
+sweep.plan_sweep(workload=sweep.Workload, model=lambda vocabulary, context: None)
 answer = run.answer()
 if answer:
     reveal_type(answer.recommended)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
@@ -16,16 +16,12 @@ from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.limit import memory_limit, usable_memory
 from sweep.memory.probe import LEAST_SOAK, OnPoint, probe
 from sweep.memory.search import Forecast, fit_line
+from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from sweep.config.overrides import Overrides
 
 HERE = SweepFolder(Path())
 
@@ -86,7 +82,7 @@ def _configs(plan: Plan) -> dict[int, TrialConfig]:
 
 
 def forecast_memory(
-    experiment: str | None = None, **settings: "Unpack[Overrides]"
+    experiment: str | None = None, **settings: Unpack[AllOverrides]
 ) -> dict[str, Any]:
     """Return the document of `sweep forecast --json`, peak memory at every batch size.
 
@@ -146,7 +142,7 @@ def probe_memory(
     multiple: int = 1,
     soak: int | None = None,
     on_point: OnPoint = lambda point: None,
-    **settings: "Unpack[Overrides]",
+    **settings: Unpack[AllOverrides],
 ) -> dict[str, Any]:
     """Measure the largest microbatch that fits; return the document of `sweep probe --json`.
 

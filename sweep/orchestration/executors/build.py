@@ -14,18 +14,23 @@ from pydantic import Field, create_model
 
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
+from sweep.config.overrides import Overrides
 from sweep.config.settings import Settings, settings_of
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.local import LocalExecutor
-from sweep.orchestration.executors.ray import RayExecutor
-from sweep.orchestration.executors.slurm import SlurmExecutor
+from sweep.orchestration.executors.ray import RayExecutor, RayOverrides
+from sweep.orchestration.executors.slurm import SlurmExecutor, SlurmOverrides
 from sweep.trial.folder import SweepFolder
 from sweep.usercode.extensions import all_classes
 from sweep.usercode.objects import require_extra
 
 ENTRY_POINTS = "sweep.executors"
 EXECUTORS: tuple[type[Executor], ...] = (LocalExecutor, RayExecutor, SlurmExecutor)
+
+
+class AllOverrides(Overrides, RayOverrides, SlurmOverrides):
+    """Settings by the name of their flag, also those of the shipped executors."""
 
 
 @cache

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from sweep.config.execution import Execution
 from sweep.config.settings import Group, RunFlag, Settings
@@ -32,6 +32,10 @@ LOG = logging.getLogger(__name__)
 class RaySettings(Settings, use_attribute_docstrings=True):
     ray_address: Annotated[str | None, RunFlag(Group.DEVICES, metavar="HOST:PORT")] = None
     """A running Ray cluster."""
+
+
+class RayOverrides(TypedDict, total=False):
+    ray_address: str | None
 
 
 class RayExecutor(Executor):

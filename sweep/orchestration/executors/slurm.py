@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from sweep.config.execution import Execution
 from sweep.config.numbers import parse_count
@@ -43,6 +43,10 @@ OUTCOMES = {  # by state of a job; others are lost
 class SlurmSettings(Settings, use_attribute_docstrings=True):
     slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None
     """Options of SLURM jobs: partition=gpu,time=4h."""
+
+
+class SlurmOverrides(TypedDict, total=False):
+    slurm: str | None
 
 
 @dataclass(frozen=True)
