@@ -111,18 +111,18 @@ def test_sweeps_execute_only_what_the_command_and_training_reach_by_imports(
     assert some <= of_sweeps
 
 
+@pytest.mark.parametrize("kind", ["pretrain", pytest.param("command", marks=pytest.mark.slow)])
 def test_a_training_executes_only_what_its_own_entry_reaches(
-    of_sweeps: set[str], folder: Path
+    of_sweeps: set[str], folder: Path, kind: str
 ) -> None:
-    for kind in ("pretrain", "command"):
-        (trial,) = (folder / kind / "trials").iterdir()
-        alone = folder / f"{kind}-alone" / "trials" / trial.name
-        alone.mkdir(parents=True)
-        shutil.copy(trial / "config.json", alone)
-        modules = executed(ROOT, folder, ("-m", "sweep.training", str(alone)))
-        assert (alone / "result.json").exists()
-        assert {"sweep.training.__main__", "sweep.training.record"} <= modules
-        assert modules - reachable(Code(), "sweep.training.__main__") == set()
+    (trial,) = (folder / kind / "trials").iterdir()
+    alone = folder / f"{kind}-alone" / "trials" / trial.name
+    alone.mkdir(parents=True)
+    shutil.copy(trial / "config.json", alone)
+    modules = executed(ROOT, folder, ("-m", "sweep.training", str(alone)))
+    assert (alone / "result.json").exists()
+    assert {"sweep.training.__main__", "sweep.training.record"} <= modules
+    assert modules - reachable(Code(), "sweep.training.__main__") == set()
 
 
 def test_a_module_that_a_text_names_is_found(tmp_path: Path) -> None:
