@@ -12,6 +12,7 @@ from scipy.stats import linregress
 from sweep.analysis.sentences import join
 from sweep.analysis.tables import Estimate
 from sweep.analysis.tuned_rates import TunedRate
+from sweep.config.optimizers import optimizer_facts
 from sweep.decision.decision import ALPHA
 from sweep.plan.plan import Plan
 from sweep.resources import read_toml
@@ -76,7 +77,8 @@ def _step_law(plan: Plan) -> float | None:
     """Return the rate of Li et al. 2025 for AdamW and language models, at every batch size."""
     parameters, embedding = plan.model.parameters, plan.model.embedding_parameters
     is_pretraining = plan.settings.expected_initial_loss is not None
-    if not (is_pretraining and plan.settings.optimizer_names == ("adamw",) and parameters):
+    has_law = all(optimizer_facts(name)["step_law"] for name in plan.settings.optimizer_names)
+    if not (is_pretraining and has_law and parameters):
         return None
     return float(1.79 * (parameters - (embedding or 0)) ** -0.713 * plan.token_budget**0.307)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
+from sweep.config.optimizers import OPTIMIZERS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, tokens_at_once
@@ -24,8 +25,9 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     experiment.workload.refuse_execution(chosen.model_fields_set)
     samples = experiment.workload.samples
     names = experiment.optimizer_names
-    if chosen.zero and not {*names} <= {"adamw", "sgd"}:
-        problem = f"zero shards the optimizers adamw and sgd, got {' and '.join(names)}"
+    if chosen.zero and not all(optimizer_facts(name)["shards"] for name in names):
+        sharded = [name for name, facts in OPTIMIZERS.items() if facts["shards"]]
+        problem = f"zero shards the optimizers {' and '.join(sharded)}, got {' and '.join(names)}"
         raise SweepError(f"{problem}. Leave it out.")
     if chosen.generation_batch_size and not samples:
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")

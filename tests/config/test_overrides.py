@@ -9,9 +9,9 @@ from types import NoneType, UnionType
 import pytest
 
 import sweep
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
-from sweep.config.execution import Execution, Services
 from sweep.orchestration.executors.build import EXECUTORS, AllOverrides
 from sweep.orchestration.memory import forecast_memory, probe_memory
 
