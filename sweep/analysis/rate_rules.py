@@ -17,7 +17,7 @@ from sweep.decision.decision import ALPHA
 from sweep.plan.plan import Plan
 from sweep.resources import read_toml
 
-RULES: dict[str, str] = read_toml(__file__, "scaling.toml")  # name and source of each rule
+RULES: dict[str, str] = read_toml(__file__, "rate_rules.toml")  # name and source of each rule
 
 
 def rate_exponent(rates: Sequence[TunedRate]) -> Estimate | None:

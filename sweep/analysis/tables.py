@@ -21,7 +21,7 @@ from sweep.decision.decision import ALPHA
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.plan.policies import label_policy
-from sweep.trial.files import canonical_json, find_json, refuse_links, replacing
+from sweep.trial.files import POSITION, canonical_json, find_json, refuse_links, replacing
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.result import COLUMNS, Result, is_metric
 from sweep.trial.status import MESSAGE_CHARACTERS, State
@@ -40,7 +40,6 @@ MEANS = [name for name, column in COLUMNS.items() if column.is_mean]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 # Of a trial that ended early or ran out of memory, these differ from the plan.
 MEASURED = {"tokens", "steps", "microbatch_size", "gradient_accumulation_steps"}
-POSITION = ["time", "step", "tokens"]  # columns of curves that are no metrics
 CURVES = "curves.csv"  # file of a published folder
 # Metrics of the curves that reports read, in addition to the objective's.
 REPORTED_METRICS = ("train/loss", "valid/loss", "reward/mean", "noise/trace", "noise/square")
@@ -168,7 +167,7 @@ def _trials_table(records: Sequence[dict[str, Any]], objective: str) -> pd.DataF
 
 def _curves_table(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Concatenate the curves of all trials, each row with its trial's id."""
-    empty = pd.DataFrame(columns=POSITION, dtype=float)
+    empty = pd.DataFrame(columns=[*POSITION], dtype=float)
     points = pd.concat([empty, *curves.values()], ignore_index=True)
     metrics = sorted(map(str, set(points) - set(POSITION)))
     points = points[[*POSITION, *metrics]].astype({"step": int, "tokens": int})

@@ -20,11 +20,6 @@ from sweep.trial.lease import LeaseWatch
 from sweep.trial.status import Cause, State
 
 POLL_SECONDS = 0.25
-LESS_MEMORY = (
-    "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
-    "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
-)
-LESS_MEMORY_OF_COMMAND = "Let the command use {microbatch_size} or {accumulation}, or less memory."
 
 
 class Scheduler:
