@@ -115,6 +115,7 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     trials = final_trials(sweep.trials)
     has_ended = trials["state"].isin([State.COMPLETE, State.PRUNED])
 
+    courses = {str(row.id): sweep.plan.course(row) for row in sweep.plan.known_trials}
     rows = []
     for row in trials[has_ended].to_dict("records"):
         seconds_per_token = math.nan
@@ -135,7 +136,7 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
             row["is_censored"] = False
 
         row["seconds"] = seconds_per_token * row["tokens"]
-        row["steps"] = row["tokens"] / (row["batch_size"] * sweep.plan.tokens_per_sequence)
+        row["steps"] = courses[row["id"]].step_at(row["tokens"])
         rows.append(row)
 
     kinds = dict.fromkeys(("is_censored", "is_early", "has_curve", "is_known"), bool)

@@ -31,7 +31,7 @@ from sweep.decision.proposal import (
 )
 from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
-from sweep.plan.course import tokens_per_trial
+from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
@@ -268,7 +268,8 @@ class _Search:
         return NextStep(reason=" ".join(dict.fromkeys(reasons)))
 
     def _with_batch_size(self, sizes: Sequence[int], added: int) -> Proposal:
-        steps = self.plan.token_budget // (added * self.plan.tokens_per_sequence)
+        plan = self.plan
+        steps = Course.of_tokens(added, plan.tokens_per_sequence, plan.token_budget).steps
         if steps < LEAST_STEPS:
             raise SweepError(
                 f"Batch size {added} would take {steps} steps at this budget, which are too few. "

@@ -12,6 +12,7 @@ from sweep.orchestration.executors.local import LocalExecutor
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request
 from sweep.orchestration.runner import holding
+from sweep.plan.course import Course
 from sweep.plan.policies import parse_policy
 from sweep.plan.retry import Outcome, begin_attempt, microbatch_within
 from sweep.trial.files import load_json, remove, write_json
@@ -59,11 +60,11 @@ class _Trainings:
         experiment = request.experiment
         policy = parse_policy(experiment.lr)
         batch = min((size for size in experiment.batches if size > 1), default=1)
-        tokens = batch * experiment.tokens_per_sequence
+        course = Course.of_tokens(batch, experiment.tokens_per_sequence, experiment.budget)
         rate = policy.rate_at(batch)
         if policy.is_tuned and experiment.tuning.centre:
             rate = experiment.tuning.centre
-        budget = tokens * max(1, min(steps, experiment.budget // tokens))
+        budget = course.tokens_at(max(1, min(steps, course.steps)))
         changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
         small = experiment.model_copy(update=changes)
         request = replace(request, experiment=small, folder=self.folder, command=())

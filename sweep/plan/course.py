@@ -42,9 +42,9 @@ class Course:
         """Return the tokens of steps 1 … t."""
         return self.sequences_at(step) * self.tokens_per_sequence
 
-    def step_at(self, tokens: float) -> int:
-        """Return the first step with at least so many tokens; it may be after the last one."""
-        return math.ceil(tokens / (self.batch_size * self.tokens_per_sequence))
+    def step_at(self, tokens: float) -> float:
+        """Return the step after which so many tokens are trained, between two steps a fraction."""
+        return tokens / (self.batch_size * self.tokens_per_sequence)
 
     def milestones(self, points: int) -> tuple[int, ...]:
         """Return for k = 1 … M the first step with at least k/M of all tokens, ascending."""

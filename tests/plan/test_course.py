@@ -132,5 +132,4 @@ def test_steps_sequences_and_tokens_of_a_course_belong_together(batch, sequence,
     assert course.first_sequence(1) == 0
     assert course.tokens_at(step) == sequence * course.sequences_at(step)
     assert course.step_at(course.tokens_at(step)) == step
-    assert course.step_at(course.tokens_at(step) - 0.5) == step
-    assert course.step_at(course.tokens_at(step) + 1) == step + 1
+    assert step - 1 < course.step_at(course.tokens_at(step) - 0.5) < step
