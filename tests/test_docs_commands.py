@@ -33,6 +33,7 @@ from sweep.config.settings import settings_of
 from sweep.orchestration.executors.build import installed_executors, services_table
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import read_request
+from sweep.usercode.extensions import load_extensions
 from tests.commands import SCRIPT
 from tests.extension.packages import Package
 from tests.hugging_face import STORIES, save_model
@@ -243,8 +244,9 @@ def prepare(page: Path, files: Path, folder: Path) -> None:
 @pytest.fixture
 def workspace(request, files, tmp_path, monkeypatch):
     prepare(request.param, files, tmp_path)
-    installed_executors.cache_clear()
-    request.addfinalizer(installed_executors.cache_clear)
+    for cached in (load_extensions, installed_executors):
+        cached.cache_clear()
+        request.addfinalizer(cached.cache_clear)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")

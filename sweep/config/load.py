@@ -124,6 +124,8 @@ def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None
         raise SweepError("workload 'command' needs a command. Use --command instead.")
     refuse_secrets(str(command))
     others = sorted(fields.keys() - SETTINGS_OF_COMMANDS)
+    if "command" in flags and _names_another(flags.get("workload")):
+        others.insert(0, "workload")
     if not others:
         return
     names = [setting.name for setting in settings_of(Experiment) if setting.path[0] == others[0]]
@@ -136,6 +138,13 @@ def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None
         subject = cut(others[0])
     problem = "does not apply to a command, which has its own model, data and training"
     raise SweepError(f"{subject} {problem}. Leave it out.")
+
+
+def _names_another(workload: Any) -> bool:
+    """Return True if a flag names a workload other than a command."""
+    table = _as_table(workload)
+    kind = table.get("kind", "command") if isinstance(table, dict) else table
+    return kind not in (None, "command")
 
 
 def _own_model(fields: Mapping[str, Any]) -> dict[str, Any]:

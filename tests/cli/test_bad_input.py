@@ -145,7 +145,7 @@ def test_code_of_the_user_that_cannot_be_used(refuse, tmp_path, monkeypatch, fla
     assert says in refuse("run", "quick", flag, f"{module}:build", "--quiet", "--yes")
 
 
-GRPO = 'workload = "grpo"\nmodel = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n'
+GRPO = 'model = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n'
 
 
 def test_prompts_and_rewards_are_tried_as_soon_as_their_text_is_prepared(
@@ -156,9 +156,11 @@ def test_prompts_and_rewards_are_tried_as_soon_as_their_text_is_prepared(
     monkeypatch.syspath_prepend(tmp_path)
     settings = TokenizerSettings(kind="bpe", vocabulary=512)
     prepare_data(identify_data("synthetic"), None, settings)
-    path.write_text(f"{GRPO}[grpo]\nnew_tokens = 8\nprompt_tokens = 3\n")
+    path.write_text(f"{GRPO}[workload]\nkind = 'grpo'\nnew_tokens = 8\nprompt_tokens = 3\n")
     assert "prompt_tokens must hold the longest" in refuse("plan", path)
-    path.write_text(f'{GRPO}[grpo]\nnew_tokens = 8\nreward = "own_reward:score"\n')
+    path.write_text(
+        f'{GRPO}[workload]\nkind = "grpo"\nnew_tokens = 8\nreward = "own_reward:score"\n'
+    )
     assert "reward 'own_reward:score' must return a finite number" in refuse("plan", path)
 
 

@@ -54,7 +54,7 @@ def script(tmp_path, monkeypatch):
         (COMMAND, ("--microbatch", "2"), "need {microbatch_size} or {accumulation}"),
         (COMMAND, ("--tune", "lr,beta2"), "needs {beta2} in the command"),
         (COMMAND, ("--no-user-code",), "refuses"),
-        (None, ("quick", "--objective", "accuracy"), "need a command"),
+        (None, ("quick", "--objective", "accuracy"), "objective' does not apply to 'pretrain'"),
         (None, ("--workload", "command", "--budget", "80"), "needs a command"),
     ],
 )
@@ -70,7 +70,7 @@ def test_only_a_command_can_be_checked(refuse):
 
 
 def test_a_command_in_a_file_is_an_experiment_without_memory_forecast(refuse, script, tmp_path):
-    toml = f'command = "{COMMAND}"\nbudget = 80\nbatches = [4]\n'
+    toml = f'budget = 80\nbatches = [4]\n[workload]\ncommand = "{COMMAND}"\n'
     (tmp_path / "own.toml").write_text(toml)
     assert "no steps that can be measured or forecast" in refuse("forecast", tmp_path / "own.toml")
 
