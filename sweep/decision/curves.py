@@ -8,8 +8,8 @@ the least one by at most `SLACK` variances of a loss.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,8 @@ LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
 TIE = 1e-7  # residuals of equal fits differ by this share of the total: the grid's accuracy
 PARAMETERS = 4  # level, lowest point, curvature and ratio
-GRID, ROUNDS = 41, 3  # lowest points that are tried in each round; a round narrows their range
+GRID = 41  # lowest points that are tried in each round
+ROUNDS = 3  # each narrows the range of the lowest points
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,38 +67,56 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     rates are those next to the best of the seed with the most rates; further seeds count if they
     have all of these.
     """
-    tried = {
-        rate: {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}
-        for rate, losses in sorted(tried.items())
-    }
-    counts = Counter(seed for losses in tried.values() for seed in losses)
+    measured = {rate: _without_pruned(losses) for rate, losses in sorted(tried.items())}
+    counts = Counter(chain.from_iterable(measured.values()))
     first = min(counts, key=lambda seed: (-counts[seed], seed), default=0)
-    rates = [rate for rate in tried if first in tried[rate]]
-    losses = np.array([tried[rate][first] for rate in rates])
+
+    rates = [rate for rate in measured if first in measured[rate]]
+    losses = np.array([measured[rate][first] for rate in rates])
     finite = np.flatnonzero(np.isfinite(losses))
-    points = np.full((2, 2 * NEIGHBOURS + 1), np.nan)
+
+    log_rates = np.full(2 * NEIGHBOURS + 1, np.nan)
+    means = np.full(2 * NEIGHBOURS + 1, np.nan)
     ends = np.full(2, np.nan)
     if not len(finite):
-        return RatePoints(points[0], points[1], ends, np.ones(()))
-    best = int(losses[finite].argmin())
-    near = finite[max(0, best - NEIGHBOURS) : best + NEIGHBOURS + 1]
-    seeds = [seed for seed in counts if all(seed in tried[rates[i]] for i in near)]
-    means = [float(np.mean([tried[rates[i]][seed] for seed in seeds])) for i in near]
-    points[:, : len(near)] = np.log([rates[i] for i in near]), means
-    least = losses[finite[best]]
-    if not (losses[0] <= least or losses[-1] <= least):
+        return RatePoints(log_rates, means, ends, seeds=np.ones(()))
+
+    rank = int(losses[finite].argmin())
+    best = finite[rank]
+    near = finite[max(0, rank - NEIGHBOURS) : rank + NEIGHBOURS + 1]
+    log_rates[: len(near)] = np.log([rates[index] for index in near])
+
+    losses_near = [measured[rates[index]] for index in near]
+    common = set.intersection(*map(set, losses_near))
+    seeds = [seed for seed in counts if seed in common]
+    for column, by_seed in enumerate(losses_near):
+        means[column] = np.mean([by_seed[seed] for seed in seeds])
+
+    is_at_edge = losses[0] <= losses[best] or losses[-1] <= losses[best]
+    if not is_at_edge:
+        low = near[0]
+        high = near[-1]
         # Next to the best, a rate that diverged bounds the lowest point like one that is worse.
-        low, high = near[0], near[-1]
-        low -= low == finite[best]
-        high += high == finite[best]
-        ends[:] = math.log(rates[low]), math.log(rates[high])
-    return RatePoints(points[0], points[1], ends, np.array(float(len(seeds))))
+        if low == best:
+            low -= 1
+        if high == best:
+            high += 1
+        ends[:] = [math.log(rates[low]), math.log(rates[high])]
+    return RatePoints(log_rates, means, ends, seeds=np.array(float(len(seeds))))
+
+
+def _without_pruned(losses: Mapping[int, float]) -> dict[int, float]:
+    return {seed: loss for seed, loss in losses.items() if not math.isnan(loss)}
 
 
 def stack_points(points: Sequence[RatePoints]) -> RatePoints:
     """Combine the points of k batch sizes."""
-    names = [field.name for field in fields(RatePoints)]
-    return RatePoints(*(np.stack([getattr(row, name) for row in points]) for name in names))
+    return RatePoints(
+        log_rates=np.stack([row.log_rates for row in points]),
+        losses=np.stack([row.losses for row in points]),
+        ends=np.stack([row.ends for row in points]),
+        seeds=np.stack([row.seeds for row in points]),
+    )
 
 
 def rates_between(points: RatePoints) -> list[float]:
@@ -105,12 +124,17 @@ def rates_between(points: RatePoints) -> list[float]:
 
     `points` are those of one batch size. Gaps below LEAST_GAP are not halved.
     """
-    if not np.isfinite(points.losses).any():
+    is_finite = np.isfinite(points.losses)
+    if not is_finite.any():
         return []
-    log_rates = points.log_rates[np.isfinite(points.losses)]
-    best = int(np.nanargmin(points.losses))
-    near = [pair for pair in pairwise(log_rates) if points.log_rates[best] in pair]
-    return [math.exp((a + b) / 2) for a, b in near if b - a > math.log(LEAST_GAP)]
+    best = points.log_rates[int(np.nanargmin(points.losses))]
+
+    rates = []
+    for low, high in pairwise(points.log_rates[is_finite]):
+        is_wide = high - low > math.log(LEAST_GAP)
+        if best in (low, high) and is_wide:
+            rates.append(math.exp((low + high) / 2))
+    return rates
 
 
 def best_log_rates(points: RatePoints) -> Floats:
@@ -119,11 +143,13 @@ def best_log_rates(points: RatePoints) -> Floats:
     It is no higher than the highest rate near the best that did not diverge.
     """
     zeros = np.zeros(points.seeds.shape)
-    optimum = bound_rates(points, zeros, zeros).optimum
-    losses = np.where(np.isfinite(points.losses), points.losses, np.inf)
+    optimum = bound_rates(points, variance=zeros, used=zeros).optimum
+
+    is_finite = np.isfinite(points.losses)
+    losses = np.where(is_finite, points.losses, np.inf)
     is_best = losses == losses.min(-1, keepdims=True)
     measured = np.where(is_best, points.log_rates, np.inf).min(-1)
-    highest = np.where(np.isfinite(losses), points.log_rates, -np.inf).max(-1)
+    highest = np.where(is_finite, points.log_rates, -np.inf).max(-1)
     return np.asarray(np.where(np.isnan(optimum), measured, np.minimum(optimum, highest)))
 
 
@@ -132,41 +158,57 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
     is_given = np.isfinite(points.log_rates) & np.isfinite(points.losses)
     count = is_given.sum(-1)
     has_fit = (count >= LEAST_RATES) & np.isfinite(points.ends).all(-1)
+
     ends = np.where(has_fit[..., None], points.ends, [0.0, 1.0])
-    start, end = ends[..., 0, None], ends[..., 1, None]
-    low, high = (np.repeat(side, len(RATIOS) + 1, axis=-1) for side in (start, end))
+    start = ends[..., 0, None]
+    end = ends[..., 1, None]
+    families = len(RATIOS) + 1
+    low = np.repeat(start, families, axis=-1)
+    high = np.repeat(end, families, axis=-1)
     for _ in range(ROUNDS):
         step = (high - low) / (GRID - 1)
         lowest = low[..., None] + step[..., None] * np.arange(GRID)  # (..., k, families, GRID)
         fit = _fit(points, is_given, lowest)
         least_of_family = fit.squares.min(-1)
         least = least_of_family.min(-1)
+
         # A curve that fits badly shows more noise than the seeds do.
-        misfit = np.where(count > PARAMETERS, least / np.maximum(count - PARAMETERS, 1), 0.0)
+        degrees = count - PARAMETERS
+        misfit = np.where(degrees > 0, least / np.maximum(degrees, 1), 0.0)
         slack = SLACK * np.maximum(variance / points.seeds, misfit)
-        first, last = _ends(lowest, fit.squares <= (least_of_family + slack[..., None])[..., None])
-        low, high = np.maximum(first - step, start), np.minimum(last + step, end)
+
+        bound_of_family = least_of_family + slack[..., None]
+        first, last = _ends(lowest, fit.squares <= bound_of_family[..., None])
+        low = np.maximum(first - step, start)
+        high = np.minimum(last + step, end)
+
     bound = (least + slack)[..., None, None]
+    first, last = _ends(lowest, fit.squares <= bound)
     distance = used[..., None, None] - lowest
     smallest, largest = fit.regrets_between(distance, bound)
+
     # If several curves fit equally well, the first counts, which is a parabola.
     is_best = fit.squares <= (least + TIE * fit.total)[..., None, None]
     index = is_best.reshape(*count.shape, -1).argmax(-1)[..., None]
 
     def at_best(values: Floats) -> Floats:
         flat = values.reshape(*count.shape, -1)
-        return np.where(has_fit, np.take_along_axis(flat, index, -1)[..., 0], np.nan)
+        best = np.take_along_axis(flat, index, -1)[..., 0]
+        return np.where(has_fit, best, np.nan)
 
-    first, last = _ends(lowest, fit.squares <= bound)
-    below, above = at_best(fit.below), at_best(fit.above)
+    below = at_best(fit.below)
+    above = at_best(fit.above)
+    has_curvature = below > 0
+    ratio = above / np.where(has_curvature, below, 1.0)
+    regrets = np.where(distance > 0, fit.above, fit.below) * np.square(distance)
     return RateBounds(
         optimum=at_best(lowest),
         level=at_best(fit.level),
         curvature=below,
-        ratio=np.where(below > 0, above / np.where(below > 0, below, 1.0), 1.0),
+        ratio=np.where(has_curvature, ratio, 1.0),
         optimum_low=np.where(has_fit, first.min(-1), np.nan),
         optimum_high=np.where(has_fit, last.max(-1), np.nan),
-        regret=at_best(np.where(distance > 0, fit.above, fit.below) * np.square(distance)),
+        regret=at_best(regrets),
         regret_low=np.where(has_fit, smallest.min((-2, -1)), 0.0),
         regret_high=np.where(has_fit, largest.max((-2, -1)), np.inf),
         misfit=misfit,
@@ -199,24 +241,29 @@ class _Fit(NamedTuple):
         regrets are infinite and 0.
         """
         is_above = distance > 0
-        side, other = (
-            np.where(is_above, *pair)
-            for pair in ((self.free_above, self.free_below), (self.free_below, self.free_above))
-        )
-        variance = np.maximum(np.where(is_above, self.variance_above, self.variance_below), 1e-300)
-        scale = np.sqrt(np.maximum(bound - self.free_squares, 0.0) / variance)
+        side = np.where(is_above, self.free_above, self.free_below)
+        other = np.where(is_above, self.free_below, self.free_above)
         best = np.where(is_above, self.above, self.below)
-        ends = []
+        variance = np.where(is_above, self.variance_above, self.variance_below)
+        variance = np.maximum(variance, 1e-300)
+        scale = np.sqrt(np.maximum(bound - self.free_squares, 0.0) / variance)
+
+        regrets = []
         for sign, without, choose in ((-1, np.inf, np.minimum), (1, 0.0, np.maximum)):
-            end, there = side + sign * scale * variance, other + sign * scale * self.covariance
-            is_allowed = _is_allowed(end, there)
+            curvature = side + sign * scale * variance
+            of_other_side = other + sign * scale * self.covariance
+            is_allowed = _is_allowed(curvature, of_other_side)
             is_allowed[..., :-1, :] = True  # the ratio is fixed
+
             is_possible = is_allowed & (self.free_squares <= bound)
-            end = np.where(is_possible, np.maximum(end, 0.0), without)
-            end = choose(end, np.where(self.squares <= bound, best, without))
-            regret = np.where(np.isfinite(end), end, 0.0) * np.square(distance)
-            ends.append(np.where(np.isfinite(end), regret, without))
-        return ends[0], ends[1]
+            curvature = np.where(is_possible, np.maximum(curvature, 0.0), without)
+            curvature = choose(curvature, np.where(self.squares <= bound, best, without))
+
+            is_finite = np.isfinite(curvature)
+            regret = np.where(is_finite, curvature, 0.0) * np.square(distance)
+            regrets.append(np.where(is_finite, regret, without))
+        least, largest = regrets
+        return least, largest
 
 
 def _is_allowed(curvature: Floats, other: Floats) -> NDArray[np.bool_]:
@@ -225,36 +272,55 @@ def _is_allowed(curvature: Floats, other: Floats) -> NDArray[np.bool_]:
 
 def _fit(points: RatePoints, is_given: NDArray[np.bool_], lowest: Floats) -> _Fit:
     is_in = is_given[..., None, None, :]
-    weights = is_in / np.maximum(is_in.sum(-1, keepdims=True), 1)
+    count = np.maximum(is_in.sum(-1, keepdims=True), 1)
+    weights = np.where(is_in, 1 / count, 0.0)
     losses = np.where(is_in, points.losses[..., None, None, :], 0.0)
     mean = _dot(weights, losses)
     residual = np.where(is_in, losses - mean[..., None], 0.0)
+
+    # The squared distances below the lowest point (x) and above it (y), without their means.
     log_rates = np.where(is_in, points.log_rates[..., None, None, :], 0.0)
     distance = log_rates - lowest[..., None]  # (..., k, families, GRID, rates)
-    bowls = [np.where(side, np.square(distance), 0.0) for side in (distance < 0, distance > 0)]
-    means = [_dot(weights, bowl) for bowl in bowls]
-    x, y = (np.where(is_in, b - m[..., None], 0.0) for b, m in zip(bowls, means, strict=True))
-    xx, xy, yy = _dot(x, x), _dot(x, y), _dot(y, y)
-    xr, yr, total = _dot(x, residual), _dot(y, residual), _dot(residual, residual)
+    square = np.square(distance)
+    x = np.where(distance < 0, square, 0.0)
+    y = np.where(distance > 0, square, 0.0)
+    mean_x = _dot(weights, x)
+    mean_y = _dot(weights, y)
+    x = np.where(is_in, x - mean_x[..., None], 0.0)
+    y = np.where(is_in, y - mean_y[..., None], 0.0)
 
+    xx = _dot(x, x)
+    xy = _dot(x, y)
+    yy = _dot(y, y)
+    xr = _dot(x, residual)
+    yr = _dot(y, residual)
+    total = _dot(residual, residual)
+
+    # Fixed ratios: regression on one variable, x + ratio * y.
     ratios = np.r_[RATIOS, 1.0][:, None]  # the last one is not used
     gram = np.maximum(xx + 2 * ratios * xy + ratios**2 * yy, 1e-300)
     curvature = (xr + ratios * yr) / gram
-    determinant = xx * yy - xy**2
+
+    # Any ratio: regression on x and y.
     is_free = (np.arange(len(ratios)) == len(RATIOS))[:, None]
+    determinant = xx * yy - xy**2
     is_regular = determinant > 1e-9 * xx * yy
     determinant = np.where(is_regular, determinant, 1.0)
+
     free_below = np.where(is_free, (yy * xr - xy * yr) / determinant, curvature)
     free_above = np.where(is_free, (xx * yr - xy * xr) / determinant, ratios * curvature)
     free_squares = total - free_below * xr - free_above * yr
     free_squares = np.where(is_free & ~is_regular, np.inf, free_squares)
+
     is_allowed = np.where(is_free, _is_allowed(free_below, free_above), curvature > 0)
-    below, above = (np.where(is_allowed, free, 0.0) for free in (free_below, free_above))
+    below = np.where(is_allowed, free_below, 0.0)
+    above = np.where(is_allowed, free_above, 0.0)
+    without_curve = np.where(is_free, np.inf, total)
     return _Fit(
-        level=mean - below * means[0] - above * means[1],
+        level=mean - below * mean_x - above * mean_y,
         below=below,
         above=above,
-        squares=np.where(is_allowed, free_squares, np.where(is_free, np.inf, total)),
+        squares=np.where(is_allowed, free_squares, without_curve),
         free_below=free_below,
         free_above=free_above,
         free_squares=free_squares,
@@ -271,4 +337,6 @@ def _dot(left: Floats, right: Floats) -> Floats:
 
 def _ends(points: Floats, is_in: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return the least and the largest of the points that are in, over the last axis."""
-    return np.where(is_in, points, np.inf).min(-1), np.where(is_in, points, -np.inf).max(-1)
+    least = np.where(is_in, points, np.inf).min(-1)
+    largest = np.where(is_in, points, -np.inf).max(-1)
+    return least, largest

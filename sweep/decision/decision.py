@@ -16,7 +16,11 @@ from numpy.typing import NDArray
 
 from sweep.decision.curves import Floats, RateBounds, RatePoints, bound_rates
 
-WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"  # verdicts on the tolerance
+# Verdicts on the tolerance.
+WITHIN = "within"
+OUTSIDE = "outside"
+UNDECIDED = "undecided"
+
 ALPHA = 0.05
 LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decides what to run next
 MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
@@ -43,13 +47,19 @@ class Decision:
     @cached_property
     def differences(self) -> tuple[Floats, Floats]:
         """The interval of each loss at the best rate minus each other one, (..., k, k)."""
-        least = most = np.zeros(self.mean.shape)
-        if self.rates is not None:
-            least, most = self.rates.regret_low, self.rates.regret_high
-        low = self.difference - self.half_width - most[..., :, None] + least[..., None, :]
-        high = self.difference + self.half_width - least[..., :, None] + most[..., None, :]
+        if self.rates is None:
+            least = np.zeros(self.mean.shape)
+            most = least
+        else:
+            least = self.rates.regret_low
+            most = self.rates.regret_high
+
         has_seeds = np.isfinite(self.difference)  # in common
-        return np.where(has_seeds, low, -np.inf), np.where(has_seeds, high, np.inf)
+        low = self.difference - self.half_width - most[..., :, None] + least[..., None, :]
+        low = np.where(has_seeds, low, -np.inf)
+        high = self.difference + self.half_width - least[..., :, None] + most[..., None, :]
+        high = np.where(has_seeds, high, np.inf)
+        return low, high
 
     @cached_property
     def gaps(self) -> tuple[Floats, Floats]:
@@ -57,8 +67,12 @@ class Decision:
         is_compared = np.isfinite(self.mean)
         is_pair = is_compared[..., :, None] & is_compared[..., None, :]
         is_pair &= ~np.eye(self.mean.shape[-1], dtype=bool)
-        low, high = (np.where(is_pair, end, -np.inf).max(-1) for end in self.differences)
-        return np.where(is_pair.any(-1), low, np.nan), np.where(is_pair.any(-1), high, np.nan)
+        has_pair = is_pair.any(-1)
+
+        low, high = self.differences
+        low = np.where(is_pair, low, -np.inf).max(-1)
+        high = np.where(is_pair, high, -np.inf).max(-1)
+        return np.where(has_pair, low, np.nan), np.where(has_pair, high, np.nan)
 
     @property
     def gap_low(self) -> Floats:
@@ -76,10 +90,17 @@ class Decision:
 
     def of(self, part: slice) -> "Decision":
         """Return the decision about some of the batch sizes, whose intervals still hold for all."""
-        rates = self.rates and RateBounds(**{k: v[..., part] for k, v in vars(self.rates).items()})
-        moments = self.mean[..., part], self.variance[..., part]
-        pairs = self.difference[..., part, part], self.half_width[..., part, part]
-        return Decision(*moments, *pairs, rates)
+        rates = None
+        if self.rates is not None:
+            bounds = {name: values[..., part] for name, values in vars(self.rates).items()}
+            rates = RateBounds(**bounds)
+        return Decision(
+            mean=self.mean[..., part],
+            variance=self.variance[..., part],
+            difference=self.difference[..., part, part],
+            half_width=self.half_width[..., part, part],
+            rates=rates,
+        )
 
     def is_within(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_high <= tolerance)
@@ -96,7 +117,9 @@ class Decision:
     @property
     def best_estimate(self) -> Floats:
         """The estimated loss at the best rate, (..., k)."""
-        return self.mean if self.rates is None else self.mean - np.nan_to_num(self.rates.regret)
+        if self.rates is None:
+            return self.mean
+        return self.mean - np.nan_to_num(self.rates.regret)
 
 
 def decide(
@@ -114,20 +137,24 @@ def decide(
     """
     has_diverged = np.isinf(losses).any(-1, keepdims=True)
     losses = np.where(has_diverged, np.nan, losses)
-    _, mean, variance_of_one = _moments(losses)
+    _, mean, variance = _moments(losses)
     compared = max(2, int(np.isfinite(mean).sum(-1).max()))
 
-    count, difference, variance = _moments(losses[..., :, None, :] - losses[..., None, :, :])
-    half_width = _half_widths(losses, count, variance, compared, looks)
+    differences = losses[..., :, None, :] - losses[..., None, :, :]
+    common_seeds, difference, variance_of_difference = _moments(differences)
+    half_width = _half_widths(losses, common_seeds, variance_of_difference, compared, looks)
 
     # A batch size whose few seeds agree by chance is taken to be as noisy as the quieter others.
-    variance_of_one = np.nan_to_num(variance_of_one)
-    total = variance_of_one.sum(-1, keepdims=True)
-    largest = variance_of_one.max(-1, keepdims=True)
+    variance = np.nan_to_num(variance)
+    total = variance.sum(-1, keepdims=True)
+    largest = variance.max(-1, keepdims=True)
     mean_of_others = (total - largest) / max(1, compared - 1)
-    variance_of_one = np.maximum(variance_of_one, mean_of_others)
-    rates = None if points is None else bound_rates(points, variance_of_one, log_rates)
-    return Decision(mean, variance_of_one, difference, half_width, rates)
+    variance = np.maximum(variance, mean_of_others)
+
+    rates = None
+    if points is not None:
+        rates = bound_rates(points, variance, log_rates)
+    return Decision(mean, variance, difference, half_width, rates)
 
 
 def _half_widths(
@@ -142,17 +169,24 @@ def _half_widths(
         compared: number of batch sizes that are compared.
         looks: as in `decide`.
     """
-    is_other = ~np.eye(losses.shape[-2], dtype=bool)
-    counts = np.unique(count[(count > 1) & is_other]).tolist()
+    is_pair = ~np.eye(losses.shape[-2], dtype=bool)
+    has_seeds = count > 1
+    counts = np.unique(count[has_seeds & is_pair]).tolist()
+    all_looks = sorted({*counts, *looks})
     critical = np.full(count.shape, np.inf)
-    for seeds, value in critical_values(compared, tuple(sorted({*counts, *looks}))).items():
+    for seeds, value in critical_values(compared, tuple(all_looks)).items():
         critical[count == seeds] = value
 
-    variance = np.fmax(variance, _without_noisiest(variance)[..., None, None])
+    variance_of_quieter = _without_noisiest(variance)
+    variance = np.fmax(variance, variance_of_quieter[..., None, None])
+
     # Without seeds, or with seeds that are equal but for rounding, the error is not known.
-    size = np.abs(np.nan_to_num(losses)).max((-2, -1))[..., None, None]
-    variance = np.where(variance > (ROUNDING * size) ** 2, variance, np.inf)
-    return np.asarray(critical * np.sqrt(variance / np.maximum(count, 1)))
+    largest_loss = np.abs(np.nan_to_num(losses)).max((-2, -1))
+    rounding = ROUNDING * largest_loss[..., None, None]
+    variance = np.where(variance > rounding**2, variance, np.inf)
+
+    standard_error = np.sqrt(variance / np.maximum(count, 1))
+    return np.asarray(critical * standard_error)
 
 
 def next_trainings(
@@ -171,22 +205,28 @@ def next_trainings(
     shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
     """
     is_decided = made.is_within(tolerance) | made.is_outside(tolerance)
-    is_open = ~is_decided & np.isfinite(made.mean)
-    estimate = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
+    is_compared = np.isfinite(made.mean)
+    is_open = ~is_decided & is_compared
+    estimate = np.where(is_compared, made.best_estimate, np.inf)
     is_best = estimate == estimate.min(-1, keepdims=True)
+
     needs_seeds = is_open & made.may_be_decided(tolerance)
     needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
     is_open |= is_best & is_open.any(-1, keepdims=True)
-    wanted, needs_rates = tuning_seeds, np.zeros(is_open.shape, bool)
+
+    wanted = tuning_seeds
+    needs_rates = np.zeros(is_open.shape, bool)
     if made.rates is not None:
         spread = made.rates.regret_high - made.rates.regret_low
         is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
         needs_rates = is_unclear & (tuning_seeds == 1) & is_refinable
         needs_rates &= made.rates.misfit > MISFIT * made.variance
+
         doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
-        grows = is_unclear & ~needs_rates & (doubled > tuning_seeds)
-        wanted = np.where(grows, doubled, tuning_seeds)
+        can_grow = doubled > tuning_seeds
+        wanted = np.where(is_unclear & ~needs_rates & can_grow, doubled, tuning_seeds)
     is_tuning = ((wanted > tuning_seeds) | needs_rates).any(-1, keepdims=True)
+
     fewest = np.where(needs_seeds, seeds, most_seeds).min(-1, keepdims=True)
     look = np.vectorize(next_look)(fewest, most_seeds)
     grown = np.where(needs_seeds, np.maximum(seeds, look), seeds)
@@ -195,8 +235,10 @@ def next_trainings(
 
 def next_look(seeds: int, most_seeds: int) -> int:
     """Return the number of seeds at the next look; the same number after the last one."""
-    later = (look for look in (*LOOKS, most_seeds) if seeds < look <= most_seeds)
-    return next(later, seeds)
+    for look in (*LOOKS, most_seeds):
+        if seeds < look <= most_seeds:
+            return look
+    return seeds
 
 
 def _moments(values: Floats) -> tuple[Counts, Floats, Floats]:
@@ -205,7 +247,8 @@ def _moments(values: Floats) -> tuple[Counts, Floats, Floats]:
     count = is_given.sum(-1)
     mean = np.where(is_given, values, 0.0).sum(-1) / np.where(count, count, np.nan)
     squares = np.where(is_given, values - mean[..., None], 0.0) ** 2
-    return count, mean, squares.sum(-1) / np.where(count > 1, count - 1, np.nan)
+    variance = squares.sum(-1) / np.where(count > 1, count - 1, np.nan)
+    return count, mean, variance
 
 
 def _without_noisiest(variance: Floats) -> Floats:
@@ -214,13 +257,16 @@ def _without_noisiest(variance: Floats) -> Floats:
     `variance` is (..., k, k); the diagonal is not used, and pairs may be missing.
     """
     is_pair = np.isfinite(variance) & ~np.eye(variance.shape[-1], dtype=bool)
-    sums, pairs = np.where(is_pair, variance, 0.0).sum(-1), is_pair.sum(-1)
-    noisiest = (sums / np.maximum(pairs, 1)).argmax(-1)[..., None]
-    rest, count = (
-        numbers.sum(-1) - 2 * np.take_along_axis(numbers, noisiest, -1)[..., 0]
-        for numbers in (sums, pairs)
-    )
-    return np.where(count > 0, rest / np.maximum(count, 1), 0.0)
+    sums = np.where(is_pair, variance, 0.0).sum(-1)
+    counts = is_pair.sum(-1)
+    noisiest = (sums / np.maximum(counts, 1)).argmax(-1)[..., None]
+
+    # Each pair is in two sums.
+    sum_of_noisiest = np.take_along_axis(sums, noisiest, -1)[..., 0]
+    sum_of_others = sums.sum(-1) - 2 * sum_of_noisiest
+    count_of_noisiest = np.take_along_axis(counts, noisiest, -1)[..., 0]
+    count_of_others = counts.sum(-1) - 2 * count_of_noisiest
+    return np.where(count_of_others > 0, sum_of_others / np.maximum(count_of_others, 1), 0.0)
 
 
 @functools.cache
@@ -233,36 +279,63 @@ def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
     """
     if not looks:
         return {}
-    patterns = [np.r_[1 / NOISY, np.ones(k - 1)]]
-    if k > 3:
-        patterns += [np.r_[ratio, ratio, np.ones(k - 2)] for ratio in (3.0, NOISY)]
-        patterns += [np.where(np.arange(k) < k // 2, 3.0, 1.0), np.geomspace(1, NOISY, k)]
-    draws = DRAWS if k > 2 else 10 * DRAWS  # one pair is quick
-    largest = np.empty((len(looks), len(patterns), draws))
-    rng = np.random.default_rng(0)
-    for start in range(0, draws, CHUNK):
-        normal = rng.standard_normal((CHUNK, k, looks[-1]))
-        for index, seeds in enumerate(looks):
-            mean = normal[..., :seeds].mean(-1)
-            rest = normal[..., :seeds] - mean[..., None]
-            covariance = rest @ rest.swapaxes(1, 2) / (seeds - 1)
-            for pattern, sd in enumerate(patterns):
-                values = _largest_statistic(mean * sd, covariance * np.outer(sd, sd), seeds)
-                largest[index, pattern, start : start + CHUNK] = values
-    low, high = ALPHA / len(looks), ALPHA
+    largest = _simulate_statistics(k, looks)
+
+    # Bisect the level of a single look.
+    low = ALPHA / len(looks)
+    high = ALPHA
     while high - low > 1e-4:
         level = (low + high) / 2
         critical = np.quantile(largest, 1 - level, axis=-1).max(1)
         is_exceeded = (largest > critical[:, None, None]).any(0)
-        low, high = (low, level) if is_exceeded.mean(-1).max() > ALPHA else (level, high)
+        if is_exceeded.mean(-1).max() > ALPHA:
+            high = level
+        else:
+            low = level
     critical = np.quantile(largest, 1 - low, axis=-1).max(1)
     return dict(zip(looks, critical.tolist(), strict=True))
 
 
+def _simulate_statistics(k: int, looks: tuple[int, ...]) -> Floats:
+    """Return the largest statistic of the pairs of simulated sweeps, (looks, patterns, draws)."""
+    patterns = _patterns_of_noise(k)
+    draws = DRAWS if k > 2 else 10 * DRAWS  # one pair is quick
+    largest = np.empty((len(looks), len(patterns), draws))
+    rng = np.random.default_rng(0)
+    for start in range(0, draws, CHUNK):
+        chunk = slice(start, start + CHUNK)
+        normal = rng.standard_normal((CHUNK, k, looks[-1]))
+        for look, seeds in enumerate(looks):
+            mean = normal[..., :seeds].mean(-1)
+            residual = normal[..., :seeds] - mean[..., None]
+            covariance = residual @ residual.swapaxes(1, 2) / (seeds - 1)
+            for pattern, deviations in enumerate(patterns):
+                scaled = covariance * np.outer(deviations, deviations)
+                statistic = _largest_statistic(mean * deviations, scaled, seeds)
+                largest[look, pattern, chunk] = statistic
+    return largest
+
+
+def _patterns_of_noise(k: int) -> list[Floats]:
+    """Return standard deviations of k batch sizes for which the critical values should hold."""
+    one_is_quiet = np.r_[1 / NOISY, np.ones(k - 1)]
+    if k <= 3:
+        return [one_is_quiet]
+    two_are_noisier = np.r_[3.0, 3.0, np.ones(k - 2)]
+    two_are_noisy = np.r_[NOISY, NOISY, np.ones(k - 2)]
+    half_is_noisier = np.where(np.arange(k) < k // 2, 3.0, 1.0)
+    evenly_spread = np.geomspace(1, NOISY, k)
+    return [one_is_quiet, two_are_noisier, two_are_noisy, half_is_noisier, evenly_spread]
+
+
 def _largest_statistic(mean: Floats, covariance: Floats, seeds: int) -> Floats:
-    own = np.diagonal(covariance, axis1=-2, axis2=-1)
-    variance = own[..., :, None] + own[..., None, :] - 2 * covariance
+    """Return the largest of |difference| over its standard error among the pairs of each sweep."""
+    variance_of_one = np.diagonal(covariance, axis1=-2, axis2=-1)
+    sums = variance_of_one[..., :, None] + variance_of_one[..., None, :]
+    variance = sums - 2 * covariance
     variance = np.maximum(variance, _without_noisiest(variance)[..., None, None])
     variance += np.eye(variance.shape[-1])  # the diagonal has no difference
+
     difference = np.abs(mean[..., :, None] - mean[..., None, :])
-    return np.asarray((difference / np.sqrt(variance / seeds)).max((-2, -1)))
+    standard_error = np.sqrt(variance / seeds)
+    return np.asarray((difference / standard_error).max((-2, -1)))

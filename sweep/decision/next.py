@@ -41,12 +41,13 @@ def next_trials(
         experiment: what the command asks for: policy, batch sizes, tolerance and most seeds.
         records: how the trials of the plan ended; other policies are not used.
     """
-    arms, batch_count = experiment.arms, len(experiment.batches)
+    arms = experiment.arms
+    batch_count = len(experiment.batches)
     by_id = {record.row.id: record for record in records}
     rows = finals_of(parse_policy(experiment.lr), plan.known_trials, arms)
     finals = [by_id[row.id] for row in rows if row.id in by_id]
-    has_all = len(finals) == len(rows) and {row.arm for row in rows} == {*arms}
-    if batch_count < 2 or not has_all:
+    arms_of_rows = {row.arm for row in rows}
+    if batch_count < 2 or len(finals) < len(rows) or arms_of_rows != {*arms}:
         return []
 
     losses = np.full((len(arms), max(row.seed for row in rows) + 1), np.nan)
@@ -57,17 +58,17 @@ def next_trials(
     if any(map(_is_repeated, losses)):
         return []
 
-    templates = [next(row for row in rows if row.arm == arm) for arm in arms]
+    templates = [_first_of(arm, rows) for arm in arms]
     near_best = [rate_points(losses_by_rate(records, template)) for template in templates]
     between = [rates_between(points) for points in near_best]
-    has_rates = any(np.isfinite(points.losses).any() for points in near_best)
-    points = stack_points(near_best) if has_rates else None
+    points = stack_points(near_best)
+    has_rates = np.isfinite(points.losses).any()
 
-    used = np.log([row.learning_rate or math.nan for row in templates])
-    decision = decide(losses, points, used, LOOKS)
+    rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
+    decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS)
     seeds = np.isfinite(losses).sum(-1)
-    tuning_seeds = stack_points(near_best).seeds.astype(int)
-    is_refinable = np.array([bool(rates) for rates in between])
+    tuning_seeds = points.seeds.astype(int)
+    is_refinable = np.array([len(rates) > 0 for rates in between])
     parts = [slice(start, start + batch_count) for start in range(0, len(arms), batch_count)]
     chosen = [
         next_trainings(
@@ -86,6 +87,7 @@ def next_trials(
     for index, template in enumerate(templates):
         for seed in range(seeds[index], wanted_seeds[index]):
             added.append(_trial_like(plan, template, seed=seed))
+
         tuning = template.model_copy(update={"stage": "tune"})
         for seed in range(tuning_seeds[index], wanted_tuning[index]):
             for rate in _rates_of(near_best[index], records, template):
@@ -93,8 +95,13 @@ def next_trials(
         if needs_rates[index]:
             for rate in between[index]:
                 added.append(_trial_like(plan, tuning, seed=TUNING_SEED, rate=rate))
+
     present = {row.id for row in plan.known_trials}
     return [row for row in added if row.id not in present]
+
+
+def _first_of(arm: Arm, rows: Sequence[PlannedTrial]) -> PlannedTrial:
+    return next(row for row in rows if row.arm == arm)
 
 
 def _is_repeated(losses: Floats) -> bool:
@@ -108,15 +115,19 @@ def _rates_of(
 ) -> list[float]:
     """Return the rates of the points as they were tried: their logarithms are rounded."""
     log_rates = points.log_rates[np.isfinite(points.losses)]
-    tried = sorted({r.row.learning_rate or 0.0 for r in tuning_records(records, final)})
-    return [rate for rate in tried if np.isclose(math.log(rate), log_rates, 1e-9).any()]
+    rows = [record.row for record in tuning_records(records, final)]
+    tried = {row.learning_rate for row in rows if row.learning_rate is not None}
+    return [rate for rate in sorted(tried) if np.isclose(math.log(rate), log_rates, 1e-9).any()]
 
 
 def _trial_like(
     plan: Plan, row: PlannedTrial, *, seed: int, rate: float | None = None
 ) -> PlannedTrial:
+    """Return a row with another seed, and another rate if one is given."""
     row = row.model_copy(update={"seed": seed})
-    return plan.with_rate(row, rate or row.learning_rate or 0.0)
+    if rate is None:
+        rate = row.learning_rate
+    return plan.with_rate(row, 0.0 if rate is None else rate)
 
 
 def most_trials(plan: Plan) -> dict[Arm, int]:
@@ -130,7 +141,9 @@ def most_trials(plan: Plan) -> dict[Arm, int]:
     if is_joint or tuning.budget:  # the winner and its neighbours at the full budget
         searched += len(CONFIRMATION) + 2 * EXTENSIONS + REFINEMENTS
     refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
-    return {
-        row.arm: plan.settings.answer.max_seeds + (searched + refined if row.arm in tuned else 0)
-        for row in plan.trials
-    }
+
+    final = plan.settings.answer.max_seeds
+    most = {row.arm: final for row in plan.trials}
+    for arm in tuned:
+        most[arm] = final + searched + refined
+    return most

@@ -23,7 +23,7 @@ SERVICES = {setting.name for setting in settings_of(Services)}
 OF_SEEDS = {"seeds", "max_seeds", "max_hours"}
 # Flags that hold until a later command changes them. The others are the services, the settings of
 # an executor and the folder: those of the newest command count, also if it leaves them out.
-LASTING = {setting.name for table in (Experiment, Execution) for setting in settings_of(table)}
+LASTING = {setting.name for setting in [*settings_of(Experiment), *settings_of(Execution)]}
 LASTING -= {"lr", "batches", "tolerance", *OF_SEEDS}
 
 
@@ -42,8 +42,9 @@ class Proposal:
         ended = set[str | None]()
         if not self.is_elsewhere:
             ended = {record.row.id for record in records if not record.is_open}
-        names = self.requested - ended
-        rows = [row for row in self.plan.trials if row.id is None or row.id in names]
+        to_run = self.requested - ended
+        rows = [row for row in self.plan.trials if row.id is None or row.id in to_run]
+
         if not rows and self.experiment.seeds == "auto":
             rows = next_trials(self.plan, self.experiment, records)
         return rows
@@ -62,18 +63,29 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
             words of the sweep's commands are not known. The message says why.
     """
     _refuse_misfit(plan.execution)
+
     values = {name: value for name, value in changes.items() if value is not None}
     values.pop("out", None)
     fields = merge_settings(Experiment, plan.settings.model_dump(), values)
     experiment = parse_settings(Experiment, fields, "the next command")
     inputs = Inputs(**{name: getattr(plan, name) for name in Inputs.model_fields})
-    old = None if is_elsewhere else plan
-    new = build_plan(experiment, plan.execution, inputs, old=old)
-    grown = new if old is None else grow_plan(old, new)
+
+    if is_elsewhere:
+        new = build_plan(experiment, plan.execution, inputs, old=None)
+        grown = new
+    else:
+        new = build_plan(experiment, plan.execution, inputs, old=plan)
+        grown = grow_plan(plan, new)
     waiting = [row for row in new.trials if row.id is None]
     grown = grown.model_copy(update={"trials": (*grown.known_trials, *waiting)})
-    requested = frozenset(requested_ids(grown, new, experiment))
-    return Proposal(command_with(plan, **changes), experiment, grown, requested, is_elsewhere)
+
+    return Proposal(
+        command=command_with(plan, **changes),
+        experiment=experiment,
+        plan=grown,
+        requested=frozenset(requested_ids(grown, new, experiment)),
+        is_elsewhere=is_elsewhere,
+    )
 
 
 def _refuse_misfit(execution: Execution) -> None:
@@ -96,7 +108,8 @@ def command_with(plan: Plan, **changes: Any) -> str:
     Raises:
         SweepError: if no command line can have the settings of the sweep.
     """
-    if python_only := [name for name in plan.unrecorded if name not in SERVICES]:
+    python_only = [name for name in plan.unrecorded if name not in SERVICES]
+    if python_only:
         given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
         raise SweepError(
             f"The sweep has settings that only Python can give ({', '.join(python_only)}). Call "
@@ -104,14 +117,17 @@ def command_with(plan: Plan, **changes: Any) -> str:
         )
     if not plan.commands:
         raise SweepError("plan.json records no command. Run the sweep with `sweep run`.")
+
     flags = dict[str, Any]()
     experiment = None
     for words in plan.commands:
         experiment, newer = parse_command(words)
-        flags = {name: flags[name] for name in flags if name in LASTING} | newer
+        lasting = {name: value for name, value in flags.items() if name in LASTING}
+        flags = lasting | newer
+
     if changes.get("seeds", "auto") != "auto":
-        flags = {name: flags[name] for name in flags if name not in OF_SEEDS}
-    kept = {name: flags[name] for name in flags if name not in changes}
+        flags = {name: value for name, value in flags.items() if name not in OF_SEEDS}
+    kept = {name: value for name, value in flags.items() if name not in changes}
     return shlex.join(typed_command(experiment, kept | changes))
 
 
@@ -124,8 +140,11 @@ def check_of_command(plan: Plan, **changes: Any) -> str | None:
 
 def recorded_out(plan: Plan) -> str:
     """Return the folder that the sweep's command names."""
-    flags = parse_command(plan.commands[-1])[1] if plan.commands else {}
-    return str(flags.get("out", f"results/{plan.settings.name}"))
+    default = f"results/{plan.settings.name}"
+    if not plan.commands:
+        return default
+    _, flags = parse_command(plan.commands[-1])
+    return str(flags.get("out", default))
 
 
 def common_tokens(plan: Plan, batches: Collection[int]) -> dict[str, Any]:
@@ -141,9 +160,12 @@ def common_tokens(plan: Plan, batches: Collection[int]) -> dict[str, Any]:
             f"budget of {budget} or a multiple of it. Choose batch sizes with a smaller least "
             "common multiple, in another --out."
         )
+
+    changes = {"budget": budget}
     limit = plan.settings.tuning.budget
-    is_above = limit is not None and limit > budget
-    return {"budget": budget} | ({"tune_budget": budget} if is_above else {})
+    if limit is not None and limit > budget:
+        changes["tune_budget"] = budget
+    return changes
 
 
 def propose_tuning(
@@ -155,13 +177,16 @@ def propose_tuning(
     """
     sizes = sorted(batches)
     changes = {"batches": sizes, "lr": Tuned().name, "seeds": "auto", **changes}
-    if plan.settings.target is None:
-        with_sizes = {*sizes, *(row.batch_size for row in plan.known_trials)}
-        tokens, _ = tokens_per_trial(plan.token_budget, with_sizes, plan.tokens_per_sequence)
-        if len({tokens[size] for size in sizes}) > 1:
-            changes = {**changes, **common_tokens(plan, sizes), "out": other_out}
-            return propose(plan, changes, is_elsewhere=True)
-    return propose(plan, changes)
+    if plan.settings.target is not None:
+        return propose(plan, changes)  # a target is compared by tokens, which may differ
+
+    present = {row.batch_size for row in plan.known_trials}
+    tokens, _ = tokens_per_trial(plan.token_budget, {*sizes, *present}, plan.tokens_per_sequence)
+    tokens_of_sizes = {tokens[size] for size in sizes}
+    if len(tokens_of_sizes) == 1:
+        return propose(plan, changes)
+    changes = {**changes, **common_tokens(plan, sizes), "out": other_out}
+    return propose(plan, changes, is_elsewhere=True)
 
 
 def propose_answer(plan: Plan) -> Proposal | None:
@@ -175,11 +200,16 @@ def propose_answer(plan: Plan) -> Proposal | None:
     finals = [row for row in plan.trials if row.stage == "final"]
     arms = {row.arm for row in plan.trials}
     batches = {arm.batch_size for arm in arms}
-    tuned = [row for row in finals if is_tuned(row.policy)]
-    has_common_tokens = plan.settings.target is not None or len({r.tokens for r in tuned}) == 1
-    has_seeds = {row.arm for row in tuned if row.seed == LEAST_SEEDS - 1} == arms
-    if len(batches) < 2 or (has_seeds and has_common_tokens):
+    if len(batches) < 2:
         return None
+
+    tuned = [row for row in finals if is_tuned(row.policy)]
+    has_seeds = {row.arm for row in tuned if row.seed == LEAST_SEEDS - 1} == arms
+    tokens = {row.tokens for row in tuned}
+    is_comparable = plan.settings.target is not None or len(tokens) == 1
+    if has_seeds and is_comparable:
+        return None
+
     known = plan.model_copy(update={"trials": plan.known_trials})
     return propose_tuning(known, batches, f"{recorded_out(plan)}-2")
 
@@ -190,4 +220,4 @@ def answering_command(plan: Plan) -> str | None:
         proposal = propose_answer(plan)
     except SweepError:
         return None
-    return proposal.command if proposal else None
+    return None if proposal is None else proposal.command

@@ -32,9 +32,9 @@ class TrialRecord:
 
 def parse_end(state: Any, cause: Any) -> tuple[State, Cause | None]:
     """Read how a trial ended from the texts of a table; an unknown state counts as waiting."""
-    known_state = State(state) if state in [*State] else State.WAITING
-    known_cause = Cause(cause) if cause in [*Cause] else None
-    return known_state, known_cause
+    parsed_state = State(state) if state in [*State] else State.WAITING
+    parsed_cause = Cause(cause) if cause in [*Cause] else None
+    return parsed_state, parsed_cause
 
 
 def compared_value(
@@ -60,9 +60,14 @@ def compared_value(
 
 def tuning_records(records: Sequence[TrialRecord], final: PlannedTrial) -> list[TrialRecord]:
     """Return the tuning trials like a final trial, apart from rate and seed."""
-    key = attrgetter("arm", "beta2", "weight_decay", "policy")
-    alike = [r for r in records if r.row.stage == "tune" and key(r.row) == key(final)]
-    return [r for r in alike if tells_of_budget(r.row.tokens, final.tokens, r.is_diverged)]
+    configuration = attrgetter("arm", "beta2", "weight_decay", "policy")
+    tuning = []
+    for record in records:
+        row = record.row
+        is_alike = row.stage == "tune" and configuration(row) == configuration(final)
+        if is_alike and tells_of_budget(row.tokens, final.tokens, record.is_diverged):
+            tuning.append(record)
+    return tuning
 
 
 def tells_of_budget(tokens: Any, budget: Any, is_diverged: Any) -> Any:
@@ -78,7 +83,8 @@ def losses_by_rate(
 ) -> dict[float, dict[int, float]]:
     losses: dict[float, dict[int, float]] = {}
     for record in tuning_records(records, final):
-        if record.value is not None:
-            rate = record.row.learning_rate or 0.0
-            losses.setdefault(rate, {})[record.row.seed] = record.value
+        rate = record.row.learning_rate
+        if record.value is None or rate is None:
+            continue
+        losses.setdefault(rate, {})[record.row.seed] = record.value
     return losses

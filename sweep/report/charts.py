@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -25,12 +26,14 @@ from sweep.report.drawing import draw, own_style
 from sweep.report.vega import BOTTOM, COUNT, DASHES, SHAPES, SIZE, TOP, Spec
 from sweep.trial.status import State
 
-RED, GREEN = "#d0342c", "#1a9468"
+RED = "#d0342c"
+GREEN = "#1a9468"
 VERDICTS = {WITHIN: "diamond", UNDECIDED: "square", OUTSIDE: "circle"}
 SQUEEZED = 3  # a policy whose means span less than this part of all has a panel of its own
 FAR = 3.0  # interquartile ranges above the third quartile (Tukey 1977)
 START = 0.05  # share of the tokens whose losses may lie above the panel
 POLICY = "policy"  # its label, with the optimizer or the fixed rate
+CURVE = [POLICY, SIZE, "trial"]  # the columns that identify a curve; a mean has an empty trial
 RATE = "learning rate"
 NAMES = {"batch_size": SIZE, "label": POLICY, "learning_rate": RATE, "tolerance_verdict": "verdict"}
 
@@ -74,17 +77,23 @@ def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
 
 def plot_answer(sweep: Sweep) -> Chart | None:
     """Plot what each batch size gives up against the best, and the times of training."""
-    if (answer := sweep.answer()) is None:
+    answer = sweep.answer()
+    if answer is None:
         return None
-    others = answer.optimizers.answers if answer.optimizers else []
-    panels = [_plot_gaps(sweep, each, bool(others)) for each in (answer, *others)]
+    answers: list[AnswerData] = [answer]
+    if answer.optimizers:
+        answers += answer.optimizers.answers
+    panels = [_plot_gaps(sweep, one, is_named=len(answers) > 1) for one in answers]
+
     trials = _final_trials(sweep.trials)
-    own = trials[(trials[POLICY] == answer.policy) & (trials["seconds_training"] > 0)]
-    if len(own):
-        is_long = own["seconds_training"].max() >= 120
-        scale, unit = (60, "minutes") if is_long else (1, "seconds")
-        own = own.assign(seconds_training=own["seconds_training"] / scale)
-        panels.append(_plot_sizes(sweep, own, "seconds_training", f"{unit} of training"))
+    is_timed = trials["seconds_training"] > 0
+    timed = trials[(trials[POLICY] == answer.policy) & is_timed]
+    if len(timed):
+        name = "seconds of training"
+        if timed["seconds_training"].max() >= 120:
+            name = "minutes of training"
+            timed = timed.assign(seconds_training=timed["seconds_training"] / 60)
+        panels.append(_plot_sizes(sweep, timed, "seconds_training", name))
     return Chart(answer.headline, panels)
 
 
@@ -109,7 +118,8 @@ def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
     low = y | {"field": "at least"}
     high = {"field": "at most"}
     color = vega.size_color(sweep.batch_sizes)
-    verdicts = [verdict for verdict in VERDICTS if verdict in rows["verdict"].to_list()]
+    present = rows["verdict"].to_list()
+    verdicts = [verdict for verdict in VERDICTS if verdict in present]
     shape = vega.names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
 
     tolerance = [{"at least": 0, "at most": margin}]
@@ -132,8 +142,13 @@ def _gap_axis(top: float, margin: float, unit: str) -> Spec:
     in_unit = f" [{unit}]" if unit else ""
     y = vega.channel("given up", [0, top], f"given up{in_unit}, log from {margin:g}")
     y["scale"] = {"type": "symlog", "constant": margin, "domain": [0, top], "clamp": True}
-    ticks = [margin * step * 10.0**power for power in range(300) for step in (1, 2, 5)]
-    y["axis"]["values"] = [0, *(tick for tick in ticks if tick <= top)]
+
+    ticks: list[float] = [0]
+    for power, step in product(range(300), (1, 2, 5)):
+        tick = margin * step * 10.0**power
+        if tick <= top:
+            ticks.append(tick)
+    y["axis"]["values"] = ticks
     return y
 
 
@@ -146,38 +161,57 @@ def plot_loss(sweep: Sweep) -> Chart | None:
     objective = settings.evaluated
     cells = compare_batch_sizes(sweep.trials, objective)
     means = cells[cells["is_comparable"]].groupby("label", sort=False)
-    spans = means[objective.name].agg(np.ptp)[means["batch_size"].nunique() > 1]
+    has_several_sizes = means["batch_size"].nunique() > 1
+    spans = means[objective.name].agg(np.ptp)[has_several_sizes]
     if settings.target is not None or spans.empty:
         return None
-    trials = _final_trials(sweep.trials)
-    name, unit = objective.title, f" {objective.unit}".rstrip()
+
+    name = objective.title
+    unit = f" {objective.unit}".rstrip()
     parts = [f"{span:.3g}{unit} ({label})" for label, span in spans.items()]
-    parts = [*parts[:4], f"{len(parts) - 4} more"] if len(parts) > 5 else parts
+    if len(parts) > 5:
+        parts = [*parts[:4], f"{len(parts) - 4} more"]
     title = f"Between batch sizes, the {name} differs by up to {join(parts)}"
+
+    trials = _final_trials(sweep.trials)
     y_title = f"{name} [{objective.label}]" if objective.label else name
     panels = [_plot_sizes(sweep, trials, objective.name, name, y_title)]
-    lead = sweep.leading.label if sweep.leading else ""
-    if lead in spans and SQUEEZED * spans[lead] < np.ptp(cells[objective.name].dropna()):
-        own = trials[trials[POLICY] == lead]
-        panels.append(_plot_sizes(sweep, own, objective.name, name, f"{name}, {lead} only"))
+
+    leading = sweep.leading.label if sweep.leading else ""
+    span_of_all = np.ptp(cells[objective.name].dropna())
+    if leading in spans and SQUEEZED * spans[leading] < span_of_all:
+        trials_of_leading = trials[trials[POLICY] == leading]
+        y_title = f"{name}, {leading} only"
+        panels.append(_plot_sizes(sweep, trials_of_leading, objective.name, name, y_title))
     return Chart(title, panels)
 
 
 def plot_throughput(sweep: Sweep) -> Chart | None:
     """Plot tokens per second, and peak memory, against batch size."""
-    trials, unit = _final_trials(sweep.trials), sweep.plan.settings.token_unit
+    unit = sweep.plan.settings.token_unit
+    trials = _final_trials(sweep.trials)
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
+
     complete = trials[trials["state"] == State.COMPLETE]
-    lead = complete[complete[POLICY] == sweep.leading.label] if sweep.leading else complete
-    speeds = lead.groupby(SIZE)["tokens_per_second"].median().dropna()
+    compared = complete
+    with_policy = ""
+    if sweep.leading:
+        compared = complete[complete[POLICY] == sweep.leading.label]
+        if len(sweep.policies) > 1:
+            with_policy = f" with {sweep.leading.label}"
+    speeds = compared.groupby(SIZE)["tokens_per_second"].median().dropna()
     if len(speeds) < 2:
         return None
-    ends = " to ".join(map(format_count, (speeds.min(), speeds.max())))
-    named = f" with {sweep.leading.label}" * (len(sweep.policies) > 1) if sweep.leading else ""
-    title = f"Throughput is {ends} {unit} per second{named}"
-    labels = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory in GiB"}
-    shown = [metric for metric in labels if complete[metric].notna().any()]
-    return Chart(title, [_plot_sizes(sweep, trials, metric, labels[metric]) for metric in shown])
+
+    slowest = format_count(speeds.min())
+    fastest = format_count(speeds.max())
+    title = f"Throughput is {slowest} to {fastest} {unit} per second{with_policy}"
+    names = {"tokens_per_second": f"{unit} per second", "peak_memory_bytes": "peak memory in GiB"}
+    panels = []
+    for metric, name in names.items():
+        if complete[metric].notna().any():
+            panels.append(_plot_sizes(sweep, trials, metric, name))
+    return Chart(title, panels)
 
 
 def _plot_sizes(
@@ -188,25 +222,38 @@ def _plot_sizes(
     sizes = sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
     complete = trials[trials["state"] == State.COMPLETE]
+
     groups = complete.groupby([POLICY, SIZE], sort=False)[name]
     middle = groups.agg(["mean" if is_objective else "median", "size"])
     middle = middle.set_axis([name, "seeds"], axis=1)
     middle[["low", "high"]] = math.nan
     if is_objective:
         intervals = [mean_of(values.to_list())[1:] for _, values in groups]
-        middle[["low", "high"]] = np.where(middle[["seeds"]] < LEAST_SEEDS, np.nan, intervals)
+        has_few_seeds = middle[["seeds"]] < LEAST_SEEDS
+        middle[["low", "high"]] = np.where(has_few_seeds, np.nan, intervals)
         planned = trials.groupby([POLICY, SIZE]).size().reindex(middle.index)
         middle = middle[middle["seeds"] == planned]
     middle = middle.reset_index()
-    ends = [*middle["low"], *middle["high"]] if is_objective else [0.0]
-    form = COUNT * metric.startswith("tokens")
-    x, y = vega.batch_axis(sizes), vega.channel(name, [*complete[name], *ends], title or name, form)
-    tables = _final_trials(sweep.trials), trials
-    labels, present = (table[POLICY].unique().tolist() for table in tables)
-    shape, dash = (vega.names(POLICY, labels, marks, present) for marks in (SHAPES, DASHES))
+
+    on_axis = [*complete[name]]
+    if is_objective:
+        on_axis += [*middle["low"], *middle["high"]]
+    else:
+        on_axis.append(0.0)
+    form = COUNT if metric.startswith("tokens") else ""
+    x = vega.batch_axis(sizes)
+    y = vega.channel(name, on_axis, title if title else name, form)
+
+    # Each panel gives a policy the same shape and dash, also if it does not have all policies.
+    labels = _final_trials(sweep.trials)[POLICY].unique().tolist()
+    present = trials[POLICY].unique().tolist()
+    shape = vega.names(POLICY, labels, SHAPES, present)
+    dash = vega.names(POLICY, labels, DASHES, present)
     color = vega.size_color(sizes)
-    keys, is_diverged = [SIZE, POLICY, "seed"], trials["cause"] == "diverged"
-    seeds, diverged = complete[[*keys, name]], trials.loc[is_diverged, [*keys, "cause"]]
+
+    columns = [SIZE, POLICY, "seed"]
+    seeds = complete[[*columns, name]]
+    diverged = trials.loc[trials["cause"] == "diverged", [*columns, "cause"]]
     edge = _worst_edge(sweep)
     layers = [
         vega.layer("line", middle, x, y, strokeDash=dash),
@@ -226,64 +273,95 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     if len(sweep.batch_sizes) < 2:
         return None
     settings = sweep.plan.settings
-    trials = _final_trials(sweep.trials)
     objective = settings.evaluated
-    unit = settings.token_unit
     metrics = {"train/loss": "training loss"}
     if settings.workload.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
     metrics[objective.curve] = objective.title.removeprefix("final ")
-    own = trials["id"].where(trials["state"] != State.COMPLETE, "")
-    curves = trials[["id", POLICY, SIZE]].assign(trial=own)
+
+    trials = _final_trials(sweep.trials)
+    trial = trials["id"].where(trials["state"] != State.COMPLETE, "")
+    curves = trials[["id", POLICY, SIZE]].assign(trial=trial)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
-    panels, title = [], ""
+    panels = []
+    title = ""
     for metric, name in metrics.items():
         if metric not in points:
             continue
-        measured, keys = points.dropna(subset=metric), [POLICY, SIZE, "trial"]
-        seeds = measured.groupby(keys)["id"].nunique().rename("seeds")
-        rows = measured.groupby([*keys, "tokens"])[metric].agg(["mean", "size"]).reset_index()
-        rows = rows.merge(seeds, on=keys).query("size == seeds").drop(columns="size")  # all seeds
-        rows = rows.rename(columns={"mean": name, "tokens": unit})
-        if not (rows.groupby(keys).size() > 1).any():
+        rows = _mean_curves(points, metric).rename(columns={metric: name})
+        if not (rows.groupby(CURVE).size() > 1).any():
             continue
-        is_mean = rows["trial"] == ""
-        means = rows[is_mean].sort_values(unit).groupby(keys).last()[name]
-        rows["trial"] = rows["trial"].mask(is_mean)
-        settled = rows.loc[rows[unit] >= START * rows[unit].max(), name]
-        x = vega.channel(unit, [0, *rows[unit]], f"training {unit}", COUNT)
-        is_loss = metric == "train/loss" and objective.name == LOSS.name
-        has_unit = objective.label and (is_loss or metric == objective.curve)
-        y_title = f"{name} [{objective.label}]" if has_unit else name
-        scale = "narrow" if metric.endswith("/loss") else "linear"
-        y = vega.channel(name, settled, y_title, scale=scale)
-        labels, color = [*trials[POLICY].unique()], vega.size_color(sweep.batch_sizes)
-        dash = vega.names(POLICY, labels, DASHES)
-        edge = _worst_edge(sweep) if metric == objective.curve else TOP
-        diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
-        diverged = diverged.rename(columns={"tokens": unit})
-        by_trial = {"color": color, "strokeDash": dash, "detail": {"field": "trial"}}
-        layers = [
-            vega.layer("line", rows, x, y, **by_trial, tooltip=True),
-            vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
-        ]
-        panels.append(vega.panel(layers, sweep.batch_sizes))
+        panels.append(_plot_curves(sweep, rows, metric, name))
+        means = rows[rows["trial"] == ""].sort_values("tokens").groupby(CURVE).last()[name]
         title = f"The curves of {name} end at {format_range(means, '.4g')}"
     return Chart(title, panels) if panels else None
+
+
+def _mean_curves(points: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the means of a metric over the seeds of a curve, where all have it."""
+    measured = points.dropna(subset=metric)
+    seeds = measured.groupby(CURVE)["id"].nunique().rename("seeds")
+    rows = measured.groupby([*CURVE, "tokens"])[metric].agg(["mean", "size"]).reset_index()
+    rows = rows.merge(seeds, on=CURVE).query("size == seeds").drop(columns="size")
+    return rows.rename(columns={"mean": metric})
+
+
+def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Spec:
+    """Plot the curves of a metric, and where other trials diverged."""
+    objective = sweep.plan.settings.evaluated
+    unit = sweep.plan.settings.token_unit
+    trials = _final_trials(sweep.trials)
+    rows = rows.rename(columns={"tokens": unit})
+    rows["trial"] = rows["trial"].mask(rows["trial"] == "")
+
+    is_objective = metric == objective.curve
+    is_loss = metric == "train/loss" and objective.name == LOSS.name
+    has_unit = is_objective or is_loss
+    y_title = f"{name} [{objective.label}]" if objective.label and has_unit else name
+    scale = "narrow" if metric.endswith("/loss") else "linear"
+    settled = rows.loc[rows[unit] >= START * rows[unit].max(), name]
+    x = vega.channel(unit, [0, *rows[unit]], f"training {unit}", COUNT)
+    y = vega.channel(name, settled, y_title, scale=scale)
+
+    labels = [*trials[POLICY].unique()]
+    by_trial = {
+        "color": vega.size_color(sweep.batch_sizes),
+        "strokeDash": vega.names(POLICY, labels, DASHES),
+        "detail": {"field": "trial"},
+    }
+    edge = _worst_edge(sweep) if is_objective else TOP
+    diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
+    diverged = diverged.rename(columns={"tokens": unit})
+    layers = [
+        vega.layer("line", rows, x, y, **by_trial, tooltip=True),
+        vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
+    ]
+    return vega.panel(layers, sweep.batch_sizes)
 
 
 def plot_rates(sweep: Sweep) -> Chart | None:
     """Plot the objective (or the tokens to the target) of the tuning trials against the rate."""
     tuned = [result for result in sweep.policies if result.rates]
-    tuned.sort(key=lambda result: result is not sweep.leading)
-    panels = [_plot_rates(sweep, result, len(tuned) > 1) for result in tuned]
-    best = {r.batch_size: r.optimum or r.best for r in tuned[0].rates if r.best} if tuned else {}
-    if not best or len(sweep.batch_sizes) < 2:
+    if not tuned:
         return None
-    texts = [f"{rate:.2g} at batch size {size}" for size, rate in best.items()]
-    with_policy = f" with {tuned[0].label}" if len(tuned) > 1 else ""
+    tuned.sort(key=lambda result: result is not sweep.leading)
+    has_several = len(tuned) > 1
+    panels = [_plot_rates(sweep, result, is_named=has_several) for result in tuned]
+
+    first = tuned[0]
+    texts = []
+    for tuning in first.rates:
+        if not tuning.best:
+            continue
+        rate = tuning.optimum if tuning.optimum else tuning.best
+        texts.append(f"{rate:.2g} at batch size {tuning.batch_size}")
+    if not texts or len(sweep.batch_sizes) < 2:
+        return None
+
+    with_policy = f" with {first.label}" if has_several else ""
     title = f"The best learning rates{with_policy} are {join(texts)}"
-    if exponent := rate_exponent(tuned[0].rates):
+    exponent = rate_exponent(first.rates)
+    if exponent:
         title = f"The best rate is proportional to the batch size to the power of {exponent:.2f}"
     return Chart(title, panels)
 
@@ -292,7 +370,11 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     """Plot the losses of the tuning trials against their rates, with the fitted curves."""
     objective = sweep.plan.settings.objective
     values = np.vectorize(objective.value, [float])
-    name = "training tokens to the target" if objective.is_ratio else objective.title
+    name = objective.title
+    form = ""
+    if objective.is_ratio:
+        name = "training tokens to the target"
+        form = COUNT
     parts = [rate.trials.assign(**{SIZE: rate.batch_size}) for rate in result.rates]
     trials = pd.concat(parts, ignore_index=True).rename(columns=NAMES)
 
@@ -304,25 +386,29 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     is_pruned = trials["state"] == State.PRUNED
     is_lost = trials["value"] == np.inf
     is_far = (trials["value"] > limit) & ~is_lost
-    trials[name] = values(trials["value"].where(trials["value"] <= limit))
+    is_near = trials["value"] <= limit
+    trials[name] = values(trials["value"].where(is_near))
 
     fits = []
     optima = []
     for rate in result.rates:
         if rate.optimum is None:
             continue
-        logs = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
-        logs = np.linspace(logs.min(), logs.max(), 40)
-        curve = {RATE: np.exp(logs), name: values(rate.fit.losses_at(logs))}
-        fits.append(pd.DataFrame(curve | {SIZE: rate.batch_size}))
+        log_rates = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
+        grid = np.linspace(log_rates.min(), log_rates.max(), 40)
+        curve = {
+            RATE: np.exp(grid),
+            name: values(rate.fit.losses_at(grid)),
+            SIZE: rate.batch_size,
+        }
+        fits.append(pd.DataFrame(curve))
         lowest = float(values(rate.fit.level))
         optima.append({SIZE: rate.batch_size, RATE: rate.optimum, name: lowest})
 
     edge = _worst_edge(sweep)
     x = vega.channel(RATE, trials[RATE], "peak learning rate", scale="log")
-    shown = [*trials[name], *(optimum[name] for optimum in optima)]
-    form = COUNT if objective.is_ratio else ""
-    y = vega.channel(name, shown, f"{name}, tuning seeds", form, "narrow")
+    on_axis = [*trials[name], *(optimum[name] for optimum in optima)]
+    y = vega.channel(name, on_axis, f"{name}, tuning seeds", form, "narrow")
     color = vega.size_color(sweep.batch_sizes)
     columns = [SIZE, RATE, "seed", "state"]
     at_edge = [*columns, "value"]
@@ -349,32 +435,43 @@ def plot_steps(sweep: Sweep) -> Chart | None:
     trials = pd.concat([pd.DataFrame({SIZE: []}), *parts])
     if trials[SIZE].nunique() < 2:
         return None
-    sizes, labels = sweep.batch_sizes, [*curves]
+    sizes = sweep.batch_sizes
+    labels = [*curves]
     target = next(iter(curves.values())).target
-    x, color = vega.batch_axis(sizes), vega.size_color(sizes)
-    name = f"steps to a validation loss of {target:g}"
-    y = vega.channel("steps", trials["steps"], name, scale="log")
-    shape, dash = vega.names(POLICY, labels, SHAPES), vega.names(POLICY, labels, DASHES)
-    columns = [SIZE, POLICY, "seed", "steps", "tokens"]
-    means = trials[~trials["is_censored"].astype(bool)].groupby(SIZE)["steps"].mean()
-    reach = f"takes {format_range(means)} steps" if len(means) else "was not reached"
-    layers, title = [], f"A validation loss of {target:g} {reach}"
+    x = vega.batch_axis(sizes)
+    y_title = f"steps to a validation loss of {target:g}"
+    y = vega.channel("steps", trials["steps"], y_title, scale="log")
+    color = vega.size_color(sizes)
+    shape = vega.names(POLICY, labels, SHAPES)
+    dash = vega.names(POLICY, labels, DASHES)
+
+    reached = trials[~trials["is_censored"].astype(bool)]
+    means = reached.groupby(SIZE)["steps"].mean()
+    outcome = f"takes {format_range(means)} steps" if len(means) else "was not reached"
+    title = f"A validation loss of {target:g} {outcome}"
+
+    layers = []
     for label, curve in curves.items():
         if curve.fit is None:
             continue
         grid = np.geomspace(min(sizes), max(sizes), 60)
         steps = curve.fit.s_min.value + curve.fit.e_min.value / grid
         fit = {"size": grid, POLICY: label, "steps": steps}
-        at = x | {"field": "size"}
-        layers.append(vega.layer("line", fit, at, y, strokeDash=dash, strokeWidth=1))
+        on_grid = x | {"field": "size"}
+        layers.append(vega.layer("line", fit, on_grid, y, strokeDash=dash, strokeWidth=1))
+
         critical = curve.fit.b_crit
-        if supports_fit(curve) and curve.covers(critical.value):
-            low, high = np.clip(critical[1:], min(sizes), max(sizes))
-            row = [{"low": low, "high": high, "critical": critical.value}]
-            start, end = x | {"field": "low"}, {"field": "high"}
-            layers.append(vega.layer("rect", row, start, None, x2=end, opacity=0.12))
-            layers.append(vega.layer("rule", row, x | {"field": "critical"}, None))
-            title += f"; critical batch size {critical:.3g} with {label}"
+        if not supports_fit(curve) or not curve.covers(critical.value):
+            continue
+        low, high = np.clip(critical[1:], min(sizes), max(sizes))
+        row = [{"low": low, "high": high, "critical": critical.value}]
+        start = x | {"field": "low"}
+        end = {"field": "high"}
+        layers.append(vega.layer("rect", row, start, None, x2=end, opacity=0.12))
+        layers.append(vega.layer("rule", row, x | {"field": "critical"}, None))
+        title += f"; critical batch size {critical:.3g} with {label}"
+
+    columns = [SIZE, POLICY, "seed", "steps", "tokens"]
     for is_censored, rows in trials.groupby("is_censored"):
         form = {"shape": "triangle-up", "filled": False} if is_censored else {"shape": shape}
         layers.append(vega.layer("point", rows[columns], x, y, color=color, size=45, **form))

@@ -5,7 +5,7 @@ import math
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, product
 from typing import Any
 
 import numpy as np
@@ -55,22 +55,30 @@ def _draw(panels: Sequence[Spec], title: str) -> Figure:
     figure = Figure(figsize=(width, 0.7 + 3.6 * rows), layout="constrained", dpi=150)
     text = textwrap.fill(_drawable(title), int(width * 11))
     figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
+
     for index, panel in enumerate(panels):
         axis = figure.add_subplot(rows, columns, index + 1)
         for layer in panel["layer"]:
             _draw_layer(axis, layer)
         for name in ("x", "y"):
-            channels = (layer["encoding"].get(name, {}) for layer in panel["layer"])
-            _set_axis(axis, name, next(channel for channel in channels if "axis" in channel))
+            _set_axis(axis, name, _channel_with_axis(panel, name))
         axis.set_title(_drawable(panel.get("title", "")), loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.7)
         axis.set_axisbelow(True)
-    if handles := _legend(panels):
+
+    handles = _legend(panels)
+    if handles:
         columns = min(len(handles), int(width / 1.7))
         position: dict[str, Any] = {"loc": "outside lower left", "ncols": columns}
         figure.legend(handles=handles, frameon=False, fontsize=9, **position)
     return figure
+
+
+def _channel_with_axis(panel: Spec, name: str) -> Spec:
+    """Return the first channel of a panel's layers that has ticks: others are at an edge."""
+    channels = (layer["encoding"].get(name, {}) for layer in panel["layer"])
+    return next(channel for channel in channels if "axis" in channel)
 
 
 def _drawable(text: str) -> str:
@@ -80,34 +88,44 @@ def _drawable(text: str) -> str:
 
 
 def _set_axis(axis: Axes, name: str, channel: Spec) -> None:
-    scale, ticks, is_x = channel["scale"], channel["axis"], name == "x"
+    scale = channel["scale"]
+    ticks = channel["axis"]
+    is_x = name == "x"
+    set_scale = axis.set_xscale if is_x else axis.set_yscale
     if scale["type"] == "log":
-        axis.set(**{f"{name}scale": "log"})
+        set_scale("log")
     elif scale["type"] == "symlog":
-        (axis.set_xscale if is_x else axis.set_yscale)("asinh", linear_width=scale["constant"])
+        set_scale("asinh", linear_width=scale["constant"])
+
     form = format_count if ticks["format"] == COUNT else "{:g}".format
     labels = [form(value) for value in ticks["values"]]
     axis.set(**{f"{name}ticks": ticks["values"], f"{name}ticklabels": labels})
     axis.set(**{f"{name}lim": scale["domain"], f"{name}label": _drawable(channel["title"])})
-    (axis.xaxis if is_x else axis.yaxis).set_minor_locator(NullLocator())
+    ruler = axis.xaxis if is_x else axis.yaxis
+    ruler.set_minor_locator(NullLocator())
 
 
 def _draw_layer(axis: Axes, layer: Spec) -> None:
-    mark, encoding = layer["mark"], layer["encoding"]
+    mark = layer["mark"]
+    encoding = layer["encoding"]
+    scale = encoding.get("y", {}).get("scale", {})
     for rows in _series(layer):
-        style = _style(layer, rows[0])
-        fields = (encoding.get(name, {}).get("field") for name in ("x", "y", "x2", "y2"))
-        x, y, x2, y2 = ([row[field] for row in rows if field] for field in fields)
-        scale = encoding.get("y", {}).get("scale", {})
+        x = _positions(encoding, "x", rows)
+        y = _positions(encoding, "y", rows)
+        x2 = _positions(encoding, "x2", rows)
+        y2 = _positions(encoding, "y2", rows)
         if scale.get("clamp"):
-            y, y2 = (np.clip(values, *scale["domain"]).tolist() for values in (y, y2))
-        color, width, alpha = (style[name] for name in ("color", "linewidth", "alpha"))
+            y = np.clip(y, *scale["domain"]).tolist()
+            y2 = np.clip(y2, *scale["domain"]).tolist()
+
+        style = _style(layer, rows[0])
+        color = style["color"]
         if mark["type"] == "rect" and x:
-            axis.axvspan(x[0], x2[0], color=color, alpha=alpha, linewidth=0)
+            axis.axvspan(x[0], x2[0], color=color, alpha=style["alpha"], linewidth=0)
         elif mark["type"] == "rect":
-            axis.axhspan(y[0], y2[0], color=color, alpha=alpha, linewidth=0)
+            axis.axhspan(y[0], y2[0], color=color, alpha=style["alpha"], linewidth=0)
         elif y2:
-            axis.vlines(x, y, y2, color=color, linewidth=width, clip_on=False)
+            axis.vlines(x, y, y2, color=color, linewidth=style["linewidth"], clip_on=False)
         elif mark["type"] == "rule":
             axis.axvline(x[0], **style)
         elif y:
@@ -115,6 +133,14 @@ def _draw_layer(axis: Axes, layer: Spec) -> None:
         else:  # at an edge
             heights = [0.02 if encoding["y"] == BOTTOM else 0.98] * len(x)
             axis.plot(x, heights, transform=axis.get_xaxis_transform(), **style)
+
+
+def _positions(encoding: Spec, name: str, rows: Sequence[Spec]) -> list[Any]:
+    """Return the values of a channel; none if the layer lacks it, or places it at an edge."""
+    field = encoding.get(name, {}).get("field")
+    if not field:
+        return []
+    return [row[field] for row in rows]
 
 
 def _series(layer: Spec) -> list[list[Spec]]:
@@ -129,38 +155,66 @@ def _series(layer: Spec) -> list[list[Spec]]:
 
 def _style(layer: Spec, row: Spec) -> dict[str, Any]:
     """Return the style of a series."""
-    mark, values = layer["mark"], {}
-    for channel in ("color", "shape", "strokeDash"):
-        encoded = layer["encoding"].get(channel, {})
-        values[channel] = encoded.get("value", mark.get(channel))
-        if "scale" in encoded:
-            scale = encoded["scale"]
-            values[channel] = scale["range"][scale["domain"].index(row[encoded["field"]])]
-    is_point = mark["type"] == "point"
-    dash = values["strokeDash"] or [1, 0]
-    style = {"color": values["color"] or GREY, "alpha": mark.get("opacity", 1.0)}
-    style |= {"marker": MARKERS[values["shape"] or "circle"] if is_point else ""}
-    style |= {"linestyle": "" if is_point else "-" if 0 in dash else (0, tuple(dash))}
-    style |= {"markersize": mark.get("size", 40) ** 0.5, "linewidth": mark.get("strokeWidth", 1.5)}
-    return style | ({} if mark.get("filled", True) else {"fillstyle": "none"})
+    mark = layer["mark"]
+    style = {
+        "color": _value_of(layer, "color", row, default=GREY),
+        "alpha": mark.get("opacity", 1.0),
+        "marker": "",
+        "linestyle": "-",
+        "markersize": mark.get("size", 40) ** 0.5,
+        "linewidth": mark.get("strokeWidth", 1.5),
+    }
+    dash = _value_of(layer, "strokeDash", row, default=[1, 0])
+    if mark["type"] == "point":
+        style["marker"] = MARKERS[_value_of(layer, "shape", row, default="circle")]
+        style["linestyle"] = ""
+    elif 0 not in dash:
+        style["linestyle"] = (0, tuple(dash))
+    if not mark.get("filled", True):
+        style["fillstyle"] = "none"
+    return style
+
+
+def _value_of(layer: Spec, channel: str, row: Spec, default: Any) -> Any:
+    """Return the color, shape or dash of a row: by its field, or that of the whole layer."""
+    encoded = layer["encoding"].get(channel, {})
+    if "scale" in encoded:
+        scale = encoded["scale"]
+        index = scale["domain"].index(row[encoded["field"]])
+        value = scale["range"][index]
+    else:
+        value = encoded.get("value", layer["mark"].get(channel))
+    return value if value else default
 
 
 def _legend(panels: Sequence[Spec]) -> list[Line2D]:
     """Return a handle for each color, unless the axis tells the batch sizes, shape and dash."""
     handles = dict[str, Line2D]()
-    for layer in (layer for panel in panels for layer in panel["layer"]):
-        encoding = layer["encoding"]
-        for channel in ("color", "shape", "strokeDash"):
-            made = encoding.get(channel, {})
-            field, legend = made.get("field"), made.get("legend")
-            names = legend["values"] if legend else made["scale"]["domain"] if field == SIZE else []
-            if len(names) < 2 or encoding["x"].get("field") == SIZE == field:
-                continue
-            for name in names:
-                style = _style(layer, {**layer["data"]["values"][0], field: name})
-                text = f"{SIZE} {name}" if field == SIZE else _drawable(str(name))
-                style |= {"alpha": 1.0} | ({} if channel == "color" else {"color": GREY})
-                handle = handles.setdefault(text, Line2D([], [], **style, label=text))
-                if channel == "shape":  # a line with such points
-                    handle.set_marker(style["marker"])
+    layers = chain.from_iterable(panel["layer"] for panel in panels)
+    for layer, channel in product(layers, ("color", "shape", "strokeDash")):
+        encoded = layer["encoding"].get(channel, {})
+        field = encoded.get("field")
+        for name in _names_in_legend(layer, channel):
+            row = {**layer["data"]["values"][0], field: name}
+            style = _style(layer, row) | {"alpha": 1.0}
+            if channel != "color":
+                style["color"] = GREY
+            text = f"{SIZE} {name}" if field == SIZE else _drawable(str(name))
+            handle = handles.setdefault(text, Line2D([], [], **style, label=text))
+            if channel == "shape":  # a line with such points
+                handle.set_marker(style["marker"])
     return [*handles.values()]
+
+
+def _names_in_legend(layer: Spec, channel: str) -> Sequence[Any]:
+    encoded = layer["encoding"].get(channel, {})
+    if encoded.get("legend"):
+        names: Sequence[Any] = encoded["legend"]["values"]
+    elif encoded.get("field") == SIZE:
+        names = encoded["scale"]["domain"]
+    else:
+        return []
+    is_on_axis = encoded["field"] == SIZE and layer["encoding"]["x"].get("field") == SIZE
+    if len(names) < 2 or is_on_axis:
+        return []
+    return names

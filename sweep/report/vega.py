@@ -26,9 +26,7 @@ BOTTOM: Spec = {"value": HEIGHT - 5}
 COUNT = "~s"  # format of large tick labels: 12k
 LARGEST = 1e150  # of values in figures, also of inverse ones; limits and ticks cannot overflow
 DIGITS = 6  # significant digits of numbers in a specification
-RESERVED = re.compile(
-    r"[.\[\]\\'\"]"
-)  # with these, Vega-Lite takes a field for a path in an object
+RESERVED = re.compile(r"[.\[\]\\'\"]")  # Vega-Lite takes a field with these for a path
 
 
 def field_of(name: str) -> str:
@@ -46,36 +44,60 @@ def channel(
         scale: linear (which begins at 0 if the least value is 0), log, or narrow: log if the
             largest value is over twice the least.
     """
-    drawn = [float(value) for value in values if abs(value) < LARGEST] or [1.0]
-    low, high = min(drawn), max(drawn)
-    is_log = low > 1 / LARGEST and (scale == "log" or (scale == "narrow" and high > 2 * low))
-    if is_log:
-        margin = (high / low) ** 0.04 if high > low else 1.1
-        low, high = low / margin, high * margin
+    drawn = [float(value) for value in values if abs(value) < LARGEST]
+    low = min(drawn, default=1.0)
+    high = max(drawn, default=1.0)
+
+    is_wide = high > 2 * low
+    wants_log = scale == "log" or (scale == "narrow" and is_wide)
+    if wants_log and low > 1 / LARGEST:
+        kind = "log"
+        low, high = _log_domain(low, high)
         subs = (1, 1.5, 2, 3, 4, 5, 6, 8) if high < 10 * low else (1, 2, 5)
         ticks = LogLocator(subs=subs, numticks=15).tick_values(low, high)
     else:
-        margin = 0.05 * (high - low) or abs(high) or 1.0
-        low, high = low and low - margin, high + margin
+        kind = "linear"
+        low, high = _linear_domain(low, high)
         ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    form = form or ".6~g"
-    axis: Spec = {"values": [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]}
-    axis |= {"format": form, "labelExpr": f"format(datum.value, '{form}')"}  # else 0 would be 0k
+
+    if not form:
+        form = ".6~g"
     return {
         "field": field_of(field),
         "type": "quantitative",
-        "title": title or field,
-        "scale": {"type": "log" if is_log else "linear", "domain": [low, high], "nice": False},
-        "axis": axis,
+        "title": title if title else field,
+        "scale": {"type": kind, "domain": [low, high], "nice": False},
+        "axis": {
+            "values": [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high],
+            "format": form,
+            "labelExpr": f"format(datum.value, '{form}')",  # else 0 would be 0k
+        },
     }
+
+
+def _log_domain(low: float, high: float) -> tuple[float, float]:
+    margin = (high / low) ** 0.04 if high > low else 1.1
+    return low / margin, high * margin
+
+
+def _linear_domain(low: float, high: float) -> tuple[float, float]:
+    """Widen a range by a margin on both sides, or only above if it begins at 0."""
+    margin = 0.05 * (high - low)
+    if margin == 0:
+        margin = abs(high)
+    if margin == 0:
+        margin = 1.0
+    if low == 0:
+        return low, high + margin
+    return low - margin, high + margin
 
 
 def batch_axis(sizes: Iterable[int]) -> Spec:
     """Return the position of the batch size, with a tick for each."""
-    made = channel(SIZE, sizes, scale="log")
-    made["scale"]["base"] = 2
-    made["axis"] = {"values": sorted({*sizes}), "format": "d", "grid": False}
-    return made
+    axis = channel(SIZE, sizes, scale="log")
+    axis["scale"]["base"] = 2
+    axis["axis"] = {"values": sorted({*sizes}), "format": "d", "grid": False}
+    return axis
 
 
 def size_color(sizes: Iterable[int]) -> Spec:
@@ -92,9 +114,13 @@ def names(
 
     The legend has those that are present, all by default; a single one has none.
     """
-    scale = {"domain": [*labels], "range": [marks[i % len(marks)] for i in range(len(labels))]}
-    present = [*(labels if present is None else present)]
-    legend = {"title": None, "orient": "top", "values": present} if len(present) > 1 else None
+    marks_of_labels = [marks[index % len(marks)] for index in range(len(labels))]
+    scale = {"domain": [*labels], "range": marks_of_labels}
+    if present is None:
+        present = labels
+    legend = None
+    if len(present) > 1:
+        legend = {"title": None, "orient": "top", "values": [*present]}
     return {"field": field_of(field), "type": "nominal", "scale": scale, "legend": legend}
 
 
@@ -104,31 +130,39 @@ def layer(mark: str, rows: Any, x: Spec | None, y: Spec | None, **more: Any) -> 
     Rows without a finite number at each position are left out.
     """
     parts = {"x": x, "y": y, **more}
-    encoding = {key: made for key, made in parts.items() if isinstance(made, dict)}
-    properties = {key: made for key, made in more.items() if key not in encoding}
+    encoding = {name: part for name, part in parts.items() if isinstance(part, dict)}
+    properties = {name: part for name, part in more.items() if name not in encoding}
+
     frame = pd.DataFrame(rows).rename(columns=field_of)
-    for key in ("x", "y", "x2", "y2"):
-        if (field := encoding.get(key, {}).get("field")) and len(frame):
+    for name in ("x", "y", "x2", "y2"):
+        field = encoding.get(name, {}).get("field")
+        if field and len(frame):
             frame = frame[np.isfinite(frame[field].astype(float))]
-    kind: Spec = {"type": mark, "clip": mark == "line"}
-    if mark == "point":
-        kind |= {"filled": True, "opacity": 1}
-    if properties.pop("tooltip", mark == "point"):
-        kind["tooltip"] = {"content": "data"}
     values = [_plain(row) for row in frame.to_dict("records")]
-    made: Spec = {"data": {"values": values}, "mark": kind | properties, "encoding": encoding}
+
+    is_point = mark == "point"
+    kind: Spec = {"type": mark, "clip": mark == "line"}
+    if is_point:
+        kind |= {"filled": True, "opacity": 1}
+    if properties.pop("tooltip", is_point):
+        kind["tooltip"] = {"content": "data"}
+
+    spec: Spec = {"data": {"values": values}, "mark": kind | properties, "encoding": encoding}
     if SIZE in frame:
-        made["transform"] = [{"filter": f"indexof(shown, datum['{SIZE}']) >= 0"}]
-    return made
+        spec["transform"] = [{"filter": f"indexof(shown, datum['{SIZE}']) >= 0"}]
+    return spec
 
 
 def _plain(row: dict[Any, Any]) -> Spec:
     """Return the values of a row that are known, as JSON has them."""
     plain = {}
     for key, value in row.items():
-        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, np.generic):
+            value = value.item()
         if isinstance(value, float):
-            value = float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+            if not math.isfinite(value):
+                continue
+            value = float(f"{value:.{DIGITS}g}")
         if value is not None:
             plain[key] = value
     return plain
@@ -138,5 +172,8 @@ def panel(layers: Iterable[Spec], sizes: Iterable[int], title: str = "") -> Spec
     """Return a panel; its parameter `shown` holds the batch sizes that the reader selects."""
     shown = {"name": "shown", "value": sorted({*sizes})}
     drawn = [layer for layer in layers if layer["data"]["values"]]
-    made: Spec = {"$schema": SCHEMA, "width": "container", "height": HEIGHT, "params": [shown]}
-    return made | ({"title": title} if title else {}) | {"layer": drawn}
+    spec: Spec = {"$schema": SCHEMA, "width": "container", "height": HEIGHT, "params": [shown]}
+    if title:
+        spec["title"] = title
+    spec["layer"] = drawn
+    return spec
