@@ -40,8 +40,10 @@ LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
 MLFLOW_RUNNING = "RUNNING"  # its word for a run, not our state of a trial
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
-COLOR, TABLE = "mlflow.runColor", "trials.json"
-LOG_FILE, CURVE_FILE = "log.txt", "metrics.jsonl"
+COLOR = "mlflow.runColor"
+TABLE = "trials.json"
+LOG_FILE = "log.txt"
+CURVE_FILE = "metrics.jsonl"
 MIRRORED_FILES = ("config.json", "result.json", CURVE_FILE, "valid_losses.npy", LOG_FILE)
 LOG_END_BYTES = 1 << 20  # kept at the beginning and at the end of a log
 
@@ -51,13 +53,16 @@ class Mirror(threading.Thread):
 
     def __init__(self, folder: SweepFolder, plan: Plan, tracking_uri: str | None) -> None:
         super().__init__(name="mirror", daemon=True)
-        self.folder, self.plan = folder, plan
+        self.folder = folder
+        self.plan = plan
+
         address = check_tracking_uri(tracking_uri) if tracking_uri else None
         self._record = store.choose_store(folder, address) | {"sweep_uid": plan.sweep_uid}
         self._address: str = address or self._record["tracking_uri"]
         if self._address.startswith("http"):
             with contextlib.suppress(ImportError):  # before MLflow does while matplotlib uses it
                 import IPython  # noqa: F401
+
         self._client: MlflowClient
         self._is_connected = False  # the runs are known; otherwise the store has to be searched
         self._experiment_id = ""
@@ -65,10 +70,13 @@ class Mirror(threading.Thread):
         self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
         self._colors = arm_colors(row.arm for row in plan.trials)
+
         self._is_locked = False  # another process locks the database
         self._error = "it has not answered in time"  # empty: the last pass came to its end
         # Sentences with remedies about what no later pass can send: all, or damaged trials by id.
-        self._refusal, self._damage = "", dict[str, str]()
+        self._refusal = ""
+        self._damage: dict[str, str] = {}
+
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
         self._save_record("")
@@ -81,17 +89,20 @@ class Mirror(threading.Thread):
             self.join(min(seconds, 1.0))
         if self._record["mirrored_sha256"]:
             return ""
+
         uri = self._record["tracking_uri"]
         command = f"sweep report {shlex.quote(str(self.folder.path))}"
         if not self._record["is_default"]:
             command += f" --tracking-uri {shlex.quote(uri)}"
+
         problems = [self._refusal] if self._refusal else [*self._damage.values()]
         if problems:
             others = len(problems) - 1
             more = f" {others} more trials have damaged files." if others else ""
             lack = f"MLflow at {uri} lacks a part of this sweep: {problems[0]}{more}"
             return f"{lack} Then `{command}` delivers the rest."
-        reason = self._error or "the time limit has passed"
+
+        reason = self._error if self._error else "the time limit has passed"
         lack = f"MLflow at {uri} lacks a part of this sweep ({reason})"
         return f"{lack}. Nothing is lost: `{command}` delivers the rest."
 
@@ -107,6 +118,7 @@ class Mirror(threading.Thread):
         while not self._closing.is_set():
             self._try_pass(is_last=False)
             self._closing.wait(PAUSE_SECONDS)
+
         self._try_pass(is_last=True)
         while not (self._is_connected or self._refusal) and time.monotonic() < self._deadline:
             time.sleep(1.0)
@@ -121,7 +133,10 @@ class Mirror(threading.Thread):
             digest = store.digest(self.folder) if is_last else ""
             if not self._is_connected:
                 self._connect()
-            self._error, self._refusal, self._is_locked = "", "", False
+            self._error = ""
+            self._refusal = ""
+            self._is_locked = False
+
             self._mirror_parent(is_last)
             for row in self.plan.known_trials:
                 if time.monotonic() > self._deadline:
@@ -130,13 +145,17 @@ class Mirror(threading.Thread):
                     self._mirror_trial(row, is_last)
                 except (SweepError, ValueError, KeyError) as damage:  # a file is damaged
                     self._note(str(row.id), damage)
+
             if is_last and not self._damage:
                 self._save_record(digest)
         except SweepError as error:
-            self._refusal, self._is_connected = str(error), False
+            self._refusal = str(error)
+            self._is_connected = False
         except Exception as error:  # no failure of a store may reach training
-            self._error, self._is_connected = store.one_sentence(error), False
-            was_locked, self._is_locked = self._is_locked, store.sqlite_fault(error) == "locked"
+            self._error = store.one_sentence(error)
+            self._is_connected = False
+            was_locked = self._is_locked
+            self._is_locked = store.sqlite_fault(error) == "locked"
             if self._is_locked:
                 if not was_locked:
                     LOG.warning("MLflow's database is locked by another process; waiting for it.")
@@ -148,26 +167,35 @@ class Mirror(threading.Thread):
         self._damage[trial_id] = f"trial {trial_id}: {sentence}"
 
     def _connect(self) -> None:
-        own, name = self.folder.path / "mlflow.db", self.plan.experiment
-        database = sqlite_path(self._address) or own.absolute()
+        name = self.plan.experiment
+        default_database = self.folder.path / "mlflow.db"
+        database = sqlite_path(self._address)
+        if database is None:
+            database = default_database.absolute()
         location = (database.parent / "mlartifacts").as_uri()
         if self._record["is_default"]:
-            store.set_aside_damaged(own, name, location)
+            store.set_aside_damaged(default_database, name, location)
+
         self._client = client = store.connect(self._address)
-        if experiment := client.get_experiment_by_name(name):
+        experiment = client.get_experiment_by_name(name)
+        if experiment is not None:
             self._experiment_id = experiment.experiment_id
             if experiment.lifecycle_stage == "deleted":  # MLflow refuses new runs
                 raise SweepError(self._deleted_experiment(name))
         else:  # a server chooses the location of artifacts
             is_served = self._address.startswith("http")
             self._experiment_id = client.create_experiment(name, None if is_served else location)
-        self._runs, self._plan_time = {}, 0
+
+        self._runs = {}
+        self._plan_time = 0
         for run in store.search_runs(client, self._experiment_id, "sweep.uid", self.plan.sweep_uid):
             trial_id = run.data.tags.get("sweep.trial_id", "")
-            if other := self._runs.get(trial_id):  # created twice, as the first answer was lost
+            other = self._runs.get(trial_id)
+            if other is not None:  # created twice, as the first answer was lost
                 empty, run = sorted((run, other), key=lambda run: len(run.data.tags))
                 client.delete_run(empty.info.run_id)
             self._runs[trial_id] = run
+
         if "" not in self._runs:
             tags = {"sweep.role": "sweep", "sweep.name": self.folder.name}
             self._create_run("", self.folder.name, tags, None)
@@ -188,13 +216,18 @@ class Mirror(threading.Thread):
         return run
 
     def _mirror_parent(self, is_last: bool) -> None:
-        run, plan_time = self._runs[""], self.folder.plan_path.stat().st_mtime_ns
+        run = self._runs[""]
+        plan_time = self.folder.plan_path.stat().st_mtime_ns
         if plan_time != self._plan_time:
-            self.plan = load_plan(self.folder) or self.plan
+            plan = load_plan(self.folder)
+            if plan is not None:
+                self.plan = plan
             self._colors = arm_colors(row.arm for row in self.plan.trials)
             self._log_files(run, self.folder.path, ("plan.json",))
             self._plan_time = plan_time
-        run_status, tags = MLFLOW_RUNNING, {"sweep.files": "plan.json"}
+
+        run_status = MLFLOW_RUNNING
+        tags = {"sweep.files": "plan.json"}
         if is_last:
             self._log_files(run, self.folder.path, store.REPORT_FILES)
             for figure in sorted((self.folder.path / "figures").glob("[!.]*.png")):
@@ -202,9 +235,11 @@ class Mirror(threading.Thread):
             ends = []
             for trial in self.folder.trials():
                 with contextlib.suppress(SweepError):  # `_mirror_trial` reports a damaged file
-                    ends.append(((status := trial.read_status()).state, status.cause))
+                    status = trial.read_status()
+                    ends.append((status.state, status.cause))
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
             tags |= self._log_answer(run.info.run_id)
+
         is_program = self.plan.settings.workload.is_program
         unused = {"optimizer", "schedule", "evaluation", "noise_scale"} if is_program else None
         settings = self.plan.settings.model_dump(mode="json", exclude=unused)
@@ -212,38 +247,57 @@ class Mirror(threading.Thread):
 
     def _log_answer(self, run_id: str) -> dict[str, str]:
         """Log the table of trials and each batch size's result; return tags with the answer."""
-        from mlflow.entities import Metric
+        tags = {}
 
-        tags, files = {}, ("report.md", "trials.csv", "answer.json")
-        report, table, answer = (self.folder.path / name for name in files)
-        if report.exists():  # its beginning, without figures
-            text = report.read_text("utf-8").partition("\n## ")[0]
-            text = re.sub(r"!\[.*\n*(\*.*\n*)?", "", text)  # a figure and its caption
-            tags["mlflow.note.content"] = text.partition("\n")[2].strip()[:5000]  # MLflow's limit
+        report = self.folder.path / "report.md"
+        if report.exists():
+            tags["mlflow.note.content"] = _note_of(report.read_text("utf-8"))
+
+        table = self.folder.path / "trials.csv"
         if table.exists():  # `log_table` would append to an earlier one
             columns, *rows = csv.reader(io.StringIO(table.read_text("utf-8")))
             self._client.log_dict(run_id, {"columns": columns, "data": rows}, TABLE)
             tags["mlflow.loggedArtifacts"] = json.dumps([{"path": TABLE, "type": "table"}])
-        if answer.exists() and (document := json.loads(answer.read_text("utf-8"))):
-            name = store.metric_name(document["metric"], self.plan.settings.token_unit)
-            history = self._client.get_metric_history(run_id, name)
-            stored = {p.step: p.value for p in sorted(history, key=lambda p: p.timestamp)}
-            means = {row["batch_size"]: row["mean"] for row in document["batch_sizes"]}
-            new = {n: mean for n, mean in means.items() if mean not in (None, stored.get(n))}
-            now = round(1000 * time.time())
-            points = [Metric(name, mean, now, n) for n, mean in new.items()]
-            self._client.log_batch(run_id, metrics=points, synchronous=True)
+
+        answer = self.folder.path / "answer.json"
+        document = json.loads(answer.read_text("utf-8")) if answer.exists() else None
+        if document:
+            self._log_means(run_id, document)
         return tags
+
+    def _log_means(self, run_id: str, answer: dict[str, Any]) -> None:
+        """Log the mean of each batch size, unless the store has it."""
+        from mlflow.entities import Metric
+
+        name = store.metric_name(answer["metric"], self.plan.settings.token_unit)
+        history = self._client.get_metric_history(run_id, name)
+        history = sorted(history, key=lambda point: point.timestamp)
+        stored = {point.step: point.value for point in history}
+
+        now = round(1000 * time.time())
+        points = []
+        for row in answer["batch_sizes"]:
+            batch_size = row["batch_size"]
+            mean = row["mean"]
+            if mean is not None and mean != stored.get(batch_size):
+                points.append(Metric(name, mean, now, batch_size))
+        self._client.log_batch(run_id, metrics=points, synchronous=True)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         trial = self.folder.trial(str(row.id))
         result = trial.read_result()  # refuses a damaged one
-        status, length = trial.read_status(), trial.settled_length()
-        run, is_finished = self._runs.get(trial.id), status.state.is_finished
-        sent = status, length, is_last, self._colors[row.arm]
-        if self._sent.get(trial.id) == sent or (run is None and status.state is State.WAITING):
+        status = trial.read_status()
+        length = trial.settled_length()
+        run = self._runs.get(trial.id)
+        color = self._colors[row.arm]
+
+        sent = status, length, is_last, color
+        is_unstarted = run is None and status.state is State.WAITING
+        if is_unstarted or self._sent.get(trial.id) == sent:
             return
         self._damage.pop(trial.id, None)
+
+        is_finished = status.state.is_finished
         is_running = status.state is State.RUNNING and not is_last
         run_status = MLFLOW_RUNNING if is_running else END_STATUS.get(status.state, "KILLED")
         files = [name for name in MIRRORED_FILES if (trial.path / name).exists()]
@@ -253,14 +307,18 @@ class Mirror(threading.Thread):
         tags = {
             "mlflow.parentRunId": self._runs[""].info.run_id,
             "sweep.state": str(status.state),
-            "sweep.cause": str(status.cause or ""),
+            "sweep.cause": "" if status.cause is None else str(status.cause),
             "sweep.status": json.dumps(asdict(shortened)),
             "sweep.files": " ".join(files) if is_finished else "",  # files of this state
         }
-        if run is not None and run.data.tags.get(COLOR) != self._colors[row.arm]:
-            self._client.set_tag(run.info.run_id, COLOR, self._colors[row.arm])
-        is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
-        if run is None or not (is_finished and is_current):
+
+        is_delivered = False
+        if run is not None:
+            if run.data.tags.get(COLOR) != color:
+                self._client.set_tag(run.info.run_id, COLOR, color)
+            has_tags = tags.items() <= run.data.tags.items()
+            is_delivered = is_finished and has_tags and run.info.status == run_status
+        if not is_delivered:
             lines = self._read_curve(trial)
             if lines is None:
                 files.remove(CURVE_FILE)
@@ -268,15 +326,20 @@ class Mirror(threading.Thread):
             run = self._mirror_lines(trial, row, lines, length)
             if is_finished:
                 self._log_files(run, trial.path, tuple(files))
-            last = trial.result_path if result else trial.state_path
-            times = [_point(line)[1] for line in (lines or [])[-1:]]
-            end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
-            settings = self.plan.settings
-            excluded = {"id", "forecast_bytes", "forecast_seconds", *settings.workload.unused}
-            params = row.model_dump(exclude=excluded)
-            params[settings.token_unit] = params.pop("tokens")
-            self._update(trial.id, params, tags, run_status, end_time)
+
+            last_file = trial.result_path if result else trial.state_path
+            end_time = last_file.stat().st_mtime_ns // 10**6
+            if lines:
+                end_time = max(end_time, _point(lines[-1])[1])
+            self._update(trial.id, self._params(row), tags, run_status, max(end_time, 0))
         self._sent[trial.id] = sent
+
+    def _params(self, row: PlannedTrial) -> dict[str, Any]:
+        settings = self.plan.settings
+        excluded = {"id", "forecast_bytes", "forecast_seconds", *settings.workload.unused}
+        params = row.model_dump(exclude=excluded)
+        params[settings.token_unit] = params.pop("tokens")
+        return params
 
     def _read_curve(self, trial: TrialFolder) -> list[dict[str, Any]] | None:
         """Return the lines of metrics.jsonl; None if it is damaged, which is noted."""
@@ -299,44 +362,62 @@ class Mirror(threading.Thread):
         """
         from mlflow.entities import Metric
 
-        run, result = self._runs.get(trial.id), trial.read_result()
-        points, newest = [_point(line) for line in lines or []], None
+        run = self._runs.get(trial.id)
+        result = trial.read_result()
+        points = [] if lines is None else [_point(line) for line in lines]
+
+        newest = None
         if run is not None and lines is not None:
-            keys = [key for key in run.data.metrics if not key.startswith("final/")]
-            histories = [self._client.get_metric_history(run.info.run_id, key) for key in keys]
-            stored = ((point.step, point.timestamp) for history in histories for point in history)
-            newest = max(stored, default=None)
+            newest = self._newest_point(run)
             if newest and newest not in points:  # the trial began again
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
-            largest = max(arm.batch_size for arm in self._colors)
-            batch = str(row.batch_size).zfill(max(4, len(str(largest))))  # sortable
-            rate = short(float(f"{row.learning_rate:.3g}"))
-            parts = ["tune:" * (row.stage == "tune"), row.optimizer, f"batch {batch}"]
-            name = f"{' '.join(filter(None, parts))} · lr {rate} · seed {row.seed}"
             start = points[0][1] if points else None
             tags = {"sweep.trial_id": trial.id, COLOR: self._colors[row.arm]}
-            run = self._create_run(trial.id, name, tags, start)
-        first = newest[0] if newest else 0  # sent again, as it may be incomplete
+            run = self._create_run(trial.id, self._run_name(row), tags, start)
+
         final = {} if result is None else _final_metrics(result)
-        unit = self.plan.settings.token_unit  # or examples
         if lines:
             position = {key: lines[-1][key] for key in POSITION}
         elif lines is None and result is not None:
             position = {"time": trial.result_path.stat().st_mtime, "tokens": result.tokens}
         else:
             position = dict.fromkeys(POSITION, 0)
+
+        first = newest[0] if newest else 0  # sent again, as it may be incomplete
         settled = [] if lines is None else read_metrics(trial.metrics_path, length)
         new_lines = [line for line in settled if line["tokens"] >= first]
-        metrics = [
-            Metric(store.metric_name(key, unit), float(value), _point(line)[1], line["tokens"])
-            for line in [*new_lines, position | final]
-            for key, value in line.items()
-            if key not in POSITION and value is not None
-        ]
+        unit = self.plan.settings.token_unit  # or examples
+        metrics = []
+        for line in [*new_lines, position | final]:
+            tokens, milliseconds = _point(line)
+            for key, value in line.items():
+                if key not in POSITION and value is not None:
+                    name = store.metric_name(key, unit)
+                    metrics.append(Metric(name, float(value), milliseconds, tokens))
         self._client.log_batch(run.info.run_id, metrics, synchronous=True)  # in several requests
         return run
+
+    def _newest_point(self, run: "Run") -> tuple[int, int] | None:
+        """Return the largest step of a run's curves, with its timestamp."""
+        points = []
+        for key in run.data.metrics:
+            if not key.startswith("final/"):
+                history = self._client.get_metric_history(run.info.run_id, key)
+                points += [(point.step, point.timestamp) for point in history]
+        return max(points, default=None)
+
+    def _run_name(self, row: PlannedTrial) -> str:
+        largest = max(arm.batch_size for arm in self._colors)
+        digits = max(4, len(str(largest)))  # names then sort by batch size
+        parts = [f"batch {str(row.batch_size).zfill(digits)}"]
+        if row.optimizer:
+            parts.insert(0, row.optimizer)
+        if row.stage == "tune":
+            parts.insert(0, "tune:")
+        rate = short(float(f"{row.learning_rate:.3g}"))
+        return f"{' '.join(parts)} · lr {rate} · seed {row.seed}"
 
     def _log_files(self, run: "Run", folder: Path, names: tuple[str, ...]) -> None:
         for name in names:
@@ -351,26 +432,50 @@ class Mirror(threading.Thread):
     def _update(
         self, key: str, params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
     ) -> None:
-        from mlflow.entities import Dataset, DatasetInput, Param, RunTag
+        from mlflow.entities import Param, RunTag
 
-        run, data = self._runs[key], self.plan.data
+        run = self._runs[key]
         run_id = run.info.run_id
         pairs = [] if run.data.params else params.items()
         new_params = [Param(name, str(value)) for name, value in pairs if value is not None]
         new_tags = [RunTag(name, value) for name, value in tags.items()]
         self._client.log_batch(run_id, params=new_params, tags=new_tags, synchronous=True)
-        if data and not (run.inputs and run.inputs.dataset_inputs):
-            source = str(data.get("repository") or self.plan.settings.data)
-            kind, key = ("hugging_face", "path") if "repository" in data else ("local", "uri")
-            origin, digest = json.dumps({key: source}), sha256_of(data)[:36]  # MLflow's limit
-            text = Dataset(Path(source).name, digest, kind, origin, profile=json.dumps(data))
-            self._client.log_inputs(run_id, [DatasetInput(text)])
+
+        data = self.plan.data
+        has_inputs = run.inputs and run.inputs.dataset_inputs
+        if data and not has_inputs:
+            self._log_data(run_id, data)
+
         if status != run.info.status and status == MLFLOW_RUNNING:
             self._client.update_run(run_id, status)
         elif status != run.info.status:
-            end = max(end or round(1000 * time.time()), run.info.start_time)  # the clock may jump
+            if not end:
+                end = round(1000 * time.time())
+            end = max(end, run.info.start_time)  # the clock may jump
             self._client.set_terminated(run_id, status, end)
         self._runs[key] = self._client.get_run(run_id)
+
+    def _log_data(self, run_id: str, data: dict[str, Any]) -> None:
+        from mlflow.entities import Dataset, DatasetInput
+
+        source = str(data.get("repository") or self.plan.settings.data)
+        if "repository" in data:
+            kind = "hugging_face"
+            origin = {"path": source}
+        else:
+            kind = "local"
+            origin = {"uri": source}
+        digest = sha256_of(data)[:36]  # MLflow's limit
+        name = Path(source).name
+        text = Dataset(name, digest, kind, json.dumps(origin), profile=json.dumps(data))
+        self._client.log_inputs(run_id, [DatasetInput(text)])
+
+
+def _note_of(report: str) -> str:
+    """Return the beginning of a report, without its title and figures."""
+    text = report.partition("\n## ")[0]
+    text = re.sub(r"!\[.*\n*(\*.*\n*)?", "", text)  # a figure and its caption
+    return text.partition("\n")[2].strip()[:5000]  # MLflow's limit
 
 
 def _final_metrics(result: Result) -> dict[str, float]:
