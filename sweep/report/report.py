@@ -84,7 +84,7 @@ def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
     has_failed = trials["cause"].notna()
     has_train_loss = False
     if objective.name == LOSS.name:
-        has_values = trials["final_train_loss"].notna().any()
+        has_values = bool(trials["final_train_loss"].notna().any())
         has_train_loss = has_values or sweep.plan.settings.data is not None
     curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
     scope = ""
