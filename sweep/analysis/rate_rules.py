@@ -74,9 +74,9 @@ def rule_costs(plan: Plan, rates: Sequence[TunedRate], sds: Mapping[int, float])
         rules.append(("step_law", None, dict.fromkeys(optima, step_law)))
 
     results = []
-    for name, anchor, chosen in rules:
+    for name, known_size, chosen in rules:
         costs = {size: _cost(by_size[size], rate, sds) for size, rate in chosen.items()}
-        results.append(RuleCost(name, anchor, chosen, costs))
+        results.append(RuleCost(name, known_size, chosen, costs))
     return results
 
 
