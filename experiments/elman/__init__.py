@@ -59,8 +59,14 @@ class ElmanLayer(nn.Module):
         inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D), the order of the cell
         gate = gate.transpose(0, 1).contiguous()
         recurrent = self.recurrent_weight * spectral_scale(self.recurrent_weight)
-        weights = (part.to(inputs.dtype) for part in (self.input_weight, recurrent, self.bias))
-        mixed = FusedCell.apply(inputs, gate, *weights)  # type: ignore[no-untyped-call]
+        dtype = inputs.dtype
+        mixed = FusedCell.apply(  # type: ignore[no-untyped-call]
+            inputs,
+            gate,
+            self.input_weight.to(dtype),
+            recurrent.to(dtype),
+            self.bias.to(dtype),
+        )
         return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
 
 
@@ -80,12 +86,15 @@ class FusedCell(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor) -> Tensor:
         v = F.linear(x, w_x, bias)  # (T, B, D)
-        h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
+        steps, *shape = x.shape
+        h = torch.empty(steps + 1, *shape, dtype=x.dtype, device=x.device)
+
         states = h.unbind(0)
         states[0].zero_()
         for t, v_t in enumerate(v.unbind(0)):
             v_t.addmm_(states[t], w_h.T)
             states[t + 1].copy_(v_t).tanh_()
+
         ctx.save_for_backward(x, z, w_x, w_h, h, v)
         return F.silu(z).mul_(h[1:])
 
@@ -93,16 +102,21 @@ class FusedCell(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, z, w_x, w_h, h, _ = ctx.saved_tensors
         grad = grad.contiguous()
+
         gate = torch.sigmoid(z)
         dz = (grad * h[1:]).mul_(gate * (1 + z * (1 - gate)))
         dh = (grad * z).mul_(gate)
         del gate
+
         dv = (h[1:] * h[1:]).neg_().add_(1)  # the derivative of tanh
-        slopes, gradients = dv.unbind(0), dh.unbind(0)
+        slopes = dv.unbind(0)
+        gradients = dh.unbind(0)
         slopes[-1].mul_(gradients[-1])
         for t in range(x.shape[0] - 2, -1, -1):
             slopes[t].mul_(gradients[t].addmm_(slopes[t + 1], w_h))
+
         flat = dv.flatten(0, 1)
         dx = (flat @ w_x).view_as(x)
-        dw_x, dw_h = flat.T @ x.flatten(0, 1), flat.T @ h[:-1].flatten(0, 1)
+        dw_x = flat.T @ x.flatten(0, 1)
+        dw_h = flat.T @ h[:-1].flatten(0, 1)
         return dx, dz, dw_x, dw_h, flat.sum(0)

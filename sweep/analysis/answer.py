@@ -56,10 +56,15 @@ def decide_trials(
     if (~np.isinf(table).any(axis=1)).sum() < 2:
         return None
     used = finals.groupby(keys)["learning_rate"].first().reindex(table.index)
+
+    # Seeds were added until the answer was clear if the plan says so, or their numbers differ.
     has_looks = finals["has_looks"].astype(str).eq("True").any()
-    looks = LOOKS if has_looks or table.notna().sum(axis=1).nunique() > 1 else ()
-    untuned, points = rate_points({}), None
+    seeds = table.notna().sum(axis=1)
+    looks = LOOKS if has_looks or seeds.nunique() > 1 else ()
+
+    points = None
     if rates:
+        untuned = rate_points({})
         cells = [rates.get(cell) for cell in table.index]
         points = stack_points([rate.points if rate else untuned for rate in cells])
     made = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks)
@@ -91,7 +96,7 @@ def build_answer(
         tolerance=objective.tolerance,
         candidates=[row.batch_size for row in rows if row.may_be_best],
         recommended=recommended,
-        provisional=bool(reasons) or WITHIN not in verdicts,
+        provisional=len(reasons) > 0 or WITHIN not in verdicts,
         basis=basis,
         reasons=list(reasons),
         decided=UNDECIDED not in verdicts,
@@ -108,17 +113,27 @@ def build_answer(
 def _describe_size(
     index: int, trials: pd.DataFrame, made: Decision, objective: Objective
 ) -> BatchSizeAnswer:
-    mean, low, high = (float(ends[index]) for ends in (made.mean, made.gap_low, made.gap_high))
-    is_within = made.is_within(objective.margin)[index]
-    is_outside = made.is_outside(objective.margin)[index]
-    interval = regret = regret_interval = None
+    mean = float(made.mean[index])
+    low = float(made.gap_low[index])
+    high = float(made.gap_high[index])
+    verdict = UNDECIDED
+    if made.is_within(objective.margin)[index]:
+        verdict = WITHIN
+    elif made.is_outside(objective.margin)[index]:
+        verdict = OUTSIDE
+
+    rate_interval = regret = regret_interval = None
     if made.rates is not None and math.isfinite(made.rates.regret_high[index]):
         bounds = {name: float(values[index]) for name, values in vars(made.rates).items()}
-        interval = math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"])
+        rate_interval = (math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"]))
         regret = objective.gap(bounds["regret"])
-        regret_interval = objective.gap(bounds["regret_low"]), objective.gap(bounds["regret_high"])
+        least = objective.gap(bounds["regret_low"])
+        most = objective.gap(bounds["regret_high"])
+        regret_interval = (least, most)
+
     complete = trials[np.isfinite(trials["value"])]
-    times, microbatch = complete["seconds_training"], trials["microbatch_size"].min()
+    times = complete["seconds_training"]
+    microbatch = trials["microbatch_size"].min()
     return BatchSizeAnswer(
         batch_size=int(trials["batch_size"].iloc[0]),
         mean=objective.value(mean) if math.isfinite(mean) else None,
@@ -126,9 +141,9 @@ def _describe_size(
         gap=_gap(objective, _lead(made, index)),
         gap_to_best=(_gap(objective, low), _gap(objective, high)),
         may_be_best=bool(made.may_be_best[index]),
-        tolerance_verdict=WITHIN if is_within else OUTSIDE if is_outside else UNDECIDED,
+        tolerance_verdict=verdict,
         learning_rate=float(trials["learning_rate"].iloc[0]),
-        learning_rate_interval=interval,
+        learning_rate_interval=rate_interval,
         estimated_regret=regret,
         regret_interval=regret_interval,
         microbatch_size=None if math.isnan(microbatch) else int(microbatch),
@@ -140,13 +155,17 @@ def _lead(made: Decision, index: int) -> float:
     """Return an estimated best loss minus the least of the others; NaN if one is missing."""
     estimates = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
     least = float(np.delete(estimates, index).min())
-    return float(estimates[index]) - least if math.isfinite(least) else math.nan
+    if not math.isfinite(least):
+        return math.nan
+    return float(estimates[index]) - least
 
 
 def typical_time(times: pd.Series) -> float | None:
     """Return the median of the times of equal trials; None without any, or if they differ."""
     is_known = len(times) > 0 and times.max() <= MOST_TIME_RATIO * times.min()
-    return float(times.median()) if is_known else None
+    if not is_known:  # also if they are NaN
+        return None
+    return float(times.median())
 
 
 def _gap(objective: Objective, difference: float) -> float | None:
@@ -165,27 +184,31 @@ def _recommend(
         worst = np.where(is_bounded & np.isfinite(made.gap_high), made.gap_high, math.inf)
         means = np.where(np.isnan(made.mean), math.inf, made.best_estimate)
         best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
-        reason = (
-            "has the best mean" if math.isinf(worst[best]) else "gives up least in the worst case"
-        )
+        reason = "gives up least in the worst case"
+        if math.isinf(worst[best]):
+            reason = "has the best mean"
         return rows[best].batch_size, f"no batch size is known to be {close}, and this one {reason}"
+
     if len(eligible) == 1:
         if [row.batch_size for row in rows if row.may_be_best] == eligible:
             return eligible[0], BEST
         return eligible[0], f"the only one that is known to be {close}"
+
     seconds = {row.batch_size: row.seconds for row in rows if row.seconds is not None}
-    if unknown := [size for size in eligible if size not in seconds]:
+    unknown = [size for size in eligible if size not in seconds]
+    if unknown:
         why = f"times at batch size {join(unknown)} were not measured or differ too much"
         return eligible[-1], f"the largest, and usually the fastest, of those {close}; {why}"
     return min(eligible, key=seconds.__getitem__), f"the fastest of those {close}"
 
 
 def _pairs(sizes: Sequence[int], made: Decision, objective: Objective) -> list[Pair]:
-    pairs, sign = [], objective.sign
+    pairs = []
     for i, j in combinations(range(len(sizes)), 2):
-        value, half = sign * float(made.difference[j, i]), float(made.half_width[j, i])
-        if math.isfinite(value) and math.isfinite(half):
-            difference = Estimate(value, value - half, value + half)
+        value = objective.sign * float(made.difference[j, i])
+        half_width = float(made.half_width[j, i])
+        if math.isfinite(value) and math.isfinite(half_width):
+            difference = Estimate(value, value - half_width, value + half_width)
             pairs.append(Pair((sizes[i], sizes[j]), difference, objective.margin))
     return pairs
 
@@ -203,9 +226,16 @@ def build_ranking(
         name = str(worse.optimizer)
         for better in best_first[worse.batch_size]:
             j = arms.index(Arm(better, worse.batch_size))
-            low, high = (float(ends[i, j]) for ends in made.differences)
-            ends = (_gap(metric, low), _gap(metric, high))
-            gaps.append(OptimizerGap(worse.batch_size, better, name, ends, low > 0))
+            lows, highs = made.differences
+            low = float(lows[i, j])
+            gap = OptimizerGap(
+                batch_size=worse.batch_size,
+                better=better,
+                worse=name,
+                gap=(_gap(metric, low), _gap(metric, float(highs[i, j]))),
+                is_decided=low > 0,
+            )
+            gaps.append(gap)
         best_first[worse.batch_size].append(name)
     gaps.sort(key=lambda gap: gap.batch_size)
 
@@ -224,4 +254,6 @@ def _is_same_order(gaps: list[OptimizerGap], pairs: int) -> bool | None:
     decided = [(gap.better, gap.worse) for gap in gaps if gap.is_decided]
     if any((worse, better) in decided for better, worse in decided):
         return False
-    return True if len(decided) == pairs else None
+    if len(decided) == pairs:
+        return True
+    return None

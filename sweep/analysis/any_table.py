@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -113,11 +114,13 @@ class Table:
     def _confounders(self) -> list[str]:
         """The headers, apart from the batch size, in which rows differ that are compared."""
         parts = [rows for _, rows in self.parts()]
-        return [
-            self.titles[name]
-            for name in (*FACTORS, "context_length", "epochs")
-            if name in self.titles and any(rows[name].nunique(dropna=False) > 1 for rows in parts)
-        ]
+        titles = []
+        for name in (*FACTORS, "context_length", "epochs"):
+            if name not in self.titles:
+                continue
+            if any(rows[name].nunique(dropna=False) > 1 for rows in parts):
+                titles.append(self.titles[name])
+        return titles
 
     @property
     def not_read(self) -> list[str]:
@@ -143,8 +146,9 @@ class Table:
             f"{counts['left_out']} left out."
         ]
         notes += [f"{text}." for text in self.remarks]
-        if not self.is_own and (names := self._confounders):
-            notes.append(f"Rows that are compared differ in {list_some(names)} too.")
+        confounders = [] if self.is_own else self._confounders
+        if confounders:
+            notes.append(f"Rows that are compared differ in {list_some(confounders)} too.")
         if self.left_out:
             notes.append(f"Rows left out: {list_some(self.left_out, separator='; ')}.")
         if self.ambiguous:
@@ -152,8 +156,9 @@ class Table:
         if self.unread:
             notes.append(f"Cells not read ({len(self.unread)}): {list_some(self.unread)}.")
         if self.ignored:
-            names = [short_text(title) or "one without a name" for title in self.ignored]
-            notes.append(f"Columns ignored: {', '.join(names)}.")
+            names = map(short_text, self.ignored)
+            described = [name if name else "one without a name" for name in names]
+            notes.append(f"Columns ignored: {', '.join(described)}.")
         return notes
 
 
@@ -169,9 +174,13 @@ def read_tables(path: Path) -> list[Table]:
     with_sizes = [table for table in tables if table.has_sizes]
     if any(len(table.rows) for table in with_sizes):
         return with_sizes
+
     problem = f"{path} must hold a table with rows and a column batch_size with whole numbers"
-    reasons = [text for table in tables for text in table.not_read]
-    reasons += [text for table in with_sizes for text in table.left_out]
+    reasons: list[str] = []
+    for table in tables:
+        reasons += table.not_read
+    for table in with_sizes:
+        reasons += table.left_out
     if reasons:
         known = list_some(reasons, separator="; ")
         raise SweepError(f"{problem}, and none is known: {known}. Correct them.")
@@ -183,9 +192,11 @@ def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
     if isinstance(source, pd.DataFrame):
         return read_table(cells_of(source), metric)
     tables = [read_table(cells, metric) for cells in read_text_tables(find_file(source))]
-    tables = [table for table in tables if table.has_sizes] or tables
+    with_sizes = [table for table in tables if table.has_sizes]
+    if with_sizes:
+        tables = with_sizes
     if len(tables) != 1:
-        names = ", ".join(table.name for table in tables) or "none"
+        names = ", ".join(table.name for table in tables) if tables else "none"
         raise SweepError(f"{source} must hold one table, got {names}. Give each a file of its own.")
     return tables[0]
 
@@ -193,17 +204,21 @@ def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
 def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     """Read the text cells of one table; `metric` is a column that must be read by its own name."""
     columns = read_headers(cells, metric)
-    headers, ambiguous = columns.chosen, columns.ambiguous
-    if reason := _why_no_stage(cells, headers):
-        ambiguous[headers.pop("stage").title] = reason
+    headers = columns.chosen
+    ambiguous = columns.ambiguous
+    no_stage = _why_no_stage(cells, headers)
+    if no_stage:
+        ambiguous[headers.pop("stage").title] = no_stage
     if "tokens_to_target" not in headers:
         headers.pop("target", None)  # the objective of our own tables only
-    texts = {
-        column: [row[cells.header.index(header.title)].strip() for row in cells.rows]
-        for column, header in headers.items()
-    }
+
+    texts = {}
+    for column, header in headers.items():
+        place = cells.header.index(header.title)
+        texts[column] = [row[place].strip() for row in cells.rows]
     rows, unread = _type_cells(cells, headers, texts, metric)
     is_own = is_own_table(cells)
+
     measured = _measured_column(texts, metric)
     remarks = _remarks(headers, measured)
     if measured and not _has_readable_loss(rows[measured], texts[measured]):
@@ -211,44 +226,55 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         remarks.append(f"No loss is compared, because no cell of {title} is read")
         rows[list(LOSSES)] = math.nan
         measured = None
+
     rows["stage"] = rows["stage"].replace("report", "final")  # as versions before 0.2 wrote
     _read_states(rows, _words_of_states(cells, columns), texts, measured)
+
     sizes, reasons = _read_batch_sizes(rows, cells, columns, texts, is_own)
     rows["batch_size"] = sizes
     if measured:
         _find_unread_losses(rows, reasons, texts[measured], measured)
     for place, stage in enumerate(rows["stage"]):
-        if stage not in ("", "final", "tune"):
-            reasons[place] = reasons[place] or "its stage is neither final nor tune"
+        if stage not in ("", "final", "tune") and not reasons[place]:
+            reasons[place] = "its stage is neither final nor tune"
     if not is_own:  # there each row has an id
         _find_repetitions(rows, reasons, cells)
+
     left_out = [
         f"{cells.unit} {number} ({reason})"
         for number, reason in zip(cells.numbers, reasons, strict=True)
         if reason
     ]
     rows.index = pd.Index(cells.numbers, dtype=int)
-    read_all = [cells.header[index] for places in columns.places.values() for index in places]
-    known = {header.title for header in headers.values()} | {*ambiguous, *read_all}
-    ignored = [
-        title
-        for place, title in enumerate(cells.header)
-        if title not in known and (title or any(row[place] for row in cells.rows))
-    ]
+    is_known = pd.Series([not reason for reason in reasons], rows.index, dtype=bool)
     return Table(
         name=cells.name,
-        rows=rows[pd.Series([not reason for reason in reasons], rows.index, dtype=bool)],
+        rows=rows[is_known],
         titles={column: header.title for column, header in headers.items()},
         is_own=is_own,
         unread=tuple(unread),
         left_out=(*cells.left_out, *left_out),
-        ignored=tuple(ignored),
+        ignored=tuple(_ignored_headers(cells, columns)),
         ambiguous=ambiguous,
         remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
         has_sizes=bool({"batch_size", "microbatch_size"} & {*headers, *columns.unclear}),
     )
+
+
+def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
+    """Return the headers that were neither read nor refused; empty columns do not count."""
+    known = {header.title for header in columns.chosen.values()} | {*columns.ambiguous}
+    for places in columns.places.values():
+        known |= {cells.header[place] for place in places}
+
+    ignored = []
+    for place, title in enumerate(cells.header):
+        is_empty = not title and not any(row[place] for row in cells.rows)
+        if title not in known and not is_empty:
+            ignored.append(title)
+    return ignored
 
 
 def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:
@@ -269,7 +295,7 @@ def _type_cells(
     columns: dict[str, list[float] | list[str]] = {}
     unread: list[str] = []
     nothing = [""] * len(cells.rows)
-    numeric = [cell for name, text in texts.items() if not is_text(name) for cell in text]
+    numeric = chain.from_iterable(text for name, text in texts.items() if not is_text(name))
     has_decimal_commas = cells.has_semicolons or any(map(may_be_decimal_comma, numeric))
     for column in dict.fromkeys([*HEADERS, *headers]):
         text = texts.get(column, nothing)
@@ -282,6 +308,7 @@ def _type_cells(
             pairs = zip(numbers, text, strict=True)
             numbers = [math.nan if "," in cell else number for number, cell in pairs]
         columns[column] = numbers
+
         is_loss = column in LOSSES or column == metric
         for cell, number, place in zip(text, numbers, cells.numbers, strict=True):
             is_word = re.fullmatch(PATTERNS["missing"], cell) is not None
@@ -299,10 +326,10 @@ def _has_readable_loss(losses: pd.Series, cells: Sequence[str]) -> bool:
     """Return True if a loss is read, or if all cells are empty or have words of failure."""
     if losses.notna().any():
         return True
-    return all(
-        re.fullmatch(PATTERNS["missing"], cell) or re.search(PATTERNS["failed"], cell)
-        for cell in cells
-    )
+    for cell in cells:
+        if not re.fullmatch(PATTERNS["missing"], cell) and not re.search(PATTERNS["failed"], cell):
+            return False
+    return True
 
 
 def _remarks(headers: Mapping[str, Header], measured: str | None) -> list[str]:
@@ -366,7 +393,10 @@ def _read_states(
     A row has a result if all words about it are words of success, or if there are none. `status`
     has its words.
     """
-    losses = [name for name in dict.fromkeys([*LOSSES, measured or LOSSES[0]]) if name in texts]
+    names = [*LOSSES]
+    if measured is not None and measured not in LOSSES:
+        names.append(measured)
+    losses = [name for name in names if name in texts]
     outcomes: list[tuple[str, str]] = []
     statuses: list[str] = []
     for place, row_words in enumerate(words):
@@ -380,13 +410,16 @@ def _read_states(
             every += [word for word in spoilt if word]
         outcomes.append(worst_outcome([read_state(word) for word in every]))
         statuses.append(" ".join(dict.fromkeys(every)))
+
     rows["status"] = statuses
     rows["state"] = [state for state, _ in outcomes]
     rows["cause"] = [cause for _, cause in outcomes]
     rows["has_diverged"] = rows["cause"] == str(Cause.DIVERGED)
     rows["is_out_of_memory"] = rows["cause"] == str(Cause.OUT_OF_MEMORY)
     is_complete = rows["state"] == str(State.COMPLETE)
-    rows["is_failed"] = ~is_complete | (rows[measured].isna() if measured else False)
+    rows["is_failed"] = ~is_complete
+    if measured:
+        rows["is_failed"] |= rows[measured].isna()
     for name in losses:  # a loss on the way is no result
         rows[name] = rows[name].where(is_complete)
 
@@ -407,7 +440,8 @@ def _read_batch_sizes(
             titles[name] = " and ".join(columns.unclear[name])
     in_tokens = header is not None and is_in_tokens(header)
     has_contexts = "context_length" in columns.chosen or "context_length" in columns.unclear
-    sizes, reasons = list[float](), list[str]()
+    sizes: list[float] = []
+    reasons: list[str] = []
     for place, row in enumerate(cells.rows):
         size = float(rows["batch_size"][place])
         cell = texts["batch_size"][place] if header else ""
@@ -418,6 +452,7 @@ def _read_batch_sizes(
             size = math.prod(numbers.values())
         elif header and in_tokens and has_contexts:
             size = sequences_of(cell, header.scale, size, context)
+
         if "batch_size" in columns.unclear:
             reason = f"{' and '.join(columns.unclear['batch_size'])} may be its batch size"
         elif cell and in_tokens and has_contexts and math.isnan(context):
@@ -459,6 +494,7 @@ def _why_unknown(
     factors = [number for number in numbers.values() if not math.isnan(number)]
     product = math.prod(factors)
     parts = list_some([f"{titles[name]} {number:g}" for name, number in numbers.items()])
+
     if not cell and not numbers:
         return "without a batch size"
     if not cell and not is_whole:
@@ -468,6 +504,7 @@ def _why_unknown(
         return f"the product of {parts} may be that of a part, next to {several}"
     if not cell and unread:
         return f"its {list_some(unread)} is not known"
+
     if math.isnan(size):
         return f"its batch size {short_text(cell)} is not read"
     if size < 1 or size % 1:
@@ -477,6 +514,7 @@ def _why_unknown(
         return f"batch size {size:g} is no multiple of {factor_text}"
     if not several and is_whole and not unread and size != product:
         return f"batch size {size:g} is not {factor_text}"
+
     if is_total:
         return ""
     if several:
@@ -493,10 +531,11 @@ def _find_unread_losses(
 ) -> None:
     """Leave out rows whose loss is not read: that is no failure of the training."""
     for place, cell in enumerate(cells):
-        is_missing = re.fullmatch(PATTERNS["missing"], cell)
-        is_complete = rows["state"][place] == State.COMPLETE
-        if is_complete and math.isnan(rows[measured][place]) and not is_missing:
-            reasons[place] = reasons[place] or f"its loss {short_text(cell)} is not read"
+        if reasons[place] or rows["state"][place] != State.COMPLETE:
+            continue
+        is_missing = re.fullmatch(PATTERNS["missing"], cell) is not None
+        if math.isnan(rows[measured][place]) and not is_missing:
+            reasons[place] = f"its loss {short_text(cell)} is not read"
 
 
 def _find_repetitions(rows: pd.DataFrame, reasons: list[str], cells: TextTable) -> None:

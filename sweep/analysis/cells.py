@@ -20,10 +20,13 @@ PATTERNS: dict[str, str] = _TOML["patterns"]
 UNITS = {column: text.format(**_TOML["words"]) for column, text in _TOML["units"].items()}
 CELL_UNITS: dict[str, str] = _TOML["cells"]
 SUCCEEDED = PATTERNS["succeeded"].format(done=PATTERNS["done"])
-HEADERS: dict[str, list[str]] = {
-    column: [pattern.format(**_TOML["words"]) for pattern in patterns]
-    for column, patterns in _TOML["headers"].items()
-}
+
+
+def _with_words(patterns: Sequence[str]) -> list[str]:
+    return [pattern.format(**_TOML["words"]) for pattern in patterns]
+
+
+HEADERS = {column: _with_words(patterns) for column, patterns in _TOML["headers"].items()}
 # Columns of trials.csv whose names differ here. Only a table that `sweep report` wrote has them:
 # elsewhere `tokens` is a header as any other.
 OWN_NAMES = {
@@ -104,32 +107,42 @@ def read_headers(cells: TextTable, metric: str = "") -> Columns:
     matches: dict[str, list[tuple[int, Header]]] = {}
     for index, title in enumerate(cells.header):
         match = match_header(title, is_own)
-        if match is None or (match[0] in FLAGS and title in names):
+        if match is None:
             continue
         column, header = match
+        if column in FLAGS and title in names:
+            continue
         quantity = _find_quantity(cells, index) if column in FLAGS else ""
         if quantity:
             columns.ambiguous[title] = f"it has numbers, such as {short_text(quantity)}"
         else:
             matches.setdefault(column, []).append((index, header))
+
     for column, candidates in matches.items():
         if column in READ_ALL:
-            columns.chosen[column] = candidates[0][1]
+            _, header = candidates[0]
+            columns.chosen[column] = header
             columns.places[column] = [index for index, _ in candidates]
             continue
         best = min(header.rank for _, header in candidates)
         equal = [(index, header) for index, header in candidates if header.rank == best]
-        texts = {tuple(row[index] for row in cells.rows) for index, _ in equal}
+        texts = {_cells_of_column(cells, index) for index, _ in equal}
         if len(texts) == 1:
-            columns.chosen[column] = equal[0][1]
+            _, header = equal[0]
+            columns.chosen[column] = header
             continue
         columns.unclear[column] = [header.title for _, header in equal]
         reason = f"one of {len(equal)} that could be {column}"
         columns.ambiguous.update(dict.fromkeys(columns.unclear[column], reason))
+
     _refuse_loss_of_unknown_data(columns)
     if metric not in HEADERS:
         columns.chosen.update(by_name)
     return columns
+
+
+def _cells_of_column(cells: TextTable, index: int) -> tuple[str, ...]:
+    return tuple(row[index] for row in cells.rows)
 
 
 def _find_quantity(cells: TextTable, index: int) -> str:
@@ -161,14 +174,17 @@ def match_header(title: str, is_own: bool = False) -> tuple[str, Header] | None:
     words, inside = words_of_header(re.sub(r"\.\d+$", "", title))  # pandas numbers equal headers
     for column, patterns in HEADERS.items():
         texts = [words]
+        unit = scale = ""
         unit_and_scale = _read_unit(column, inside)
-        if unit_and_scale is None:
-            extra = words_of_header(inside)[0]
+        if unit_and_scale is not None:
+            unit, scale = unit_and_scale
+        else:
+            extra, _ = words_of_header(inside)
             texts = [f"{extra} {words}", f"{words} {extra}"]
         for rank, pattern in enumerate(patterns):
             matched = [text for text in texts if re.fullmatch(pattern, text)]
             if matched:
-                return column, Header(title, rank, matched[0], *(unit_and_scale or ()))
+                return column, Header(title, rank, matched[0], unit, scale)
     return None
 
 
@@ -195,9 +211,14 @@ def _read_unit(column: str, inside: str) -> tuple[str, str] | None:
     known = UNITS.get(column, "(?!)")
     if re.fullmatch(known, inside, re.IGNORECASE):
         return inside, ""
-    scale, unit = inside[0], inside[1:].strip()
-    is_unit = not unit or re.fullmatch(known, unit, re.IGNORECASE)
-    return (unit, scale) if column in SCALED and scale in SCALES and is_unit else None
+
+    scale = inside[0]
+    unit = inside[1:].strip()
+    if column not in SCALED or scale not in SCALES:
+        return None
+    if unit and not re.fullmatch(known, unit, re.IGNORECASE):
+        return None
+    return unit, scale
 
 
 def find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
@@ -224,12 +245,15 @@ def read_number(column: str, header: Header, text: str) -> float:
     if header.rank < 0:
         number = _plain_number(text)
         return math.nan if column in LOSSES and math.isinf(number) else number
+
     plain = _plain_text(text)
     if header.title == column and column in LOSSES:  # written by a program, however small
         number = _plain_number(plain)
         return number if math.isfinite(number) else math.nan
-    if column == "batch_size" and (whole := _whole_batch(plain)) is not None:
-        return whole
+    if column == "batch_size":
+        whole = _whole_batch(plain)
+        if whole is not None:
+            return whole
     if column == "hours" and re.fullmatch(PATTERNS["duration"], plain):
         parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{PATTERNS['unit']}", plain)
         return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
@@ -237,27 +261,36 @@ def read_number(column: str, header: Header, text: str) -> float:
         return math.nan  # 640.000 may be 640,000
     if column == "clipped_step_fraction":
         return _share(header, plain)
+    return _scaled_number(column, header, plain)
+
+
+def _scaled_number(column: str, header: Header, plain: str) -> float:
+    """Read a number with the scale and the unit of its cell or of its header."""
     match = re.fullmatch(PATTERNS["number"], plain)
     if match is None:
         return math.nan
-    digits, suffix, unit, remark = match.groups()
-    if not _is_harmless(column, remark or "") or not _is_unit(column, unit):
+    digits, suffix, unit, remark = match.groups(default="")
+    if not _is_harmless(column, remark) or not _is_unit(column, unit):
         return math.nan
-    if (suffix or header.scale) and not _may_have_scale(column, header):
+
+    scale_letter = suffix if suffix else header.scale
+    if scale_letter and not _may_have_scale(column, header):
         return math.nan
-    scale: float = SUFFIXES.get(suffix or header.scale, 1)
+    scale: float = SUFFIXES.get(scale_letter, 1)
     if column == "hours":
         scale = _hours_of_unit(unit, header)
+
     may_have_comma = column in COUNTS or scale == UNIT_HOURS["s"]
-    if "," in digits and (not may_have_comma or suffix or header.scale):
+    if "," in digits and (not may_have_comma or scale_letter):
         return math.nan  # a loss of 1,389 may be 1.389, and 1,311 B tokens 1.311 B
     value = float(digits.replace(",", "")) * scale
     if column in COUNTS and not is_in_tokens(header) and round(value, 6) % 1:
         return math.nan
     if value == 0:
         return value if column in (*ZERO_IS_VALID, *LOSSES) else math.nan
-    is_possible = value > 0 or column in LOSSES
-    return value if is_possible and 1e-18 <= abs(value) <= 1e18 else math.nan
+    if value < 0 and column not in LOSSES:
+        return math.nan
+    return value if 1e-18 <= abs(value) <= 1e18 else math.nan
 
 
 def _may_have_scale(column: str, header: Header) -> bool:
@@ -284,11 +317,16 @@ def _whole_batch(text: str) -> float | None:
     """
     if len(text) > MOST_CELL_CHARACTERS:
         return None
-    if match := re.fullmatch(PATTERNS["total"], text):
-        part, whole = int(match[1]), int(match[2].replace(",", ""))
+    total = re.fullmatch(PATTERNS["total"], text)
+    if total:
+        part = int(total[1])
+        whole = int(total[2].replace(",", ""))
         return float(whole) if part and whole % part == 0 else math.nan
-    if match := re.fullmatch(PATTERNS["product"], text):
-        factors, whole = map(int, re.findall(r"\d+", match[1])), int(match[2].replace(",", ""))
+
+    product = re.fullmatch(PATTERNS["product"], text)
+    if product:
+        factors = map(int, re.findall(r"\d+", product[1]))
+        whole = int(product[2].replace(",", ""))
         return float(whole) if math.prod(factors) == whole else math.nan
     return None
 
@@ -336,8 +374,10 @@ def _share(header: Header, plain: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*(%?)(?:\s*(?:±|\+/-).*)?", plain)
     if match is None:
         return math.nan
-    is_percent = "%" in header.title or bool(match[2])
-    return float(match[1]) / (100 if is_percent else 1)
+    share = float(match[1])
+    if match[2] or "%" in header.title:
+        share /= 100
+    return share
 
 
 def _plain_number(text: str) -> float:
@@ -380,8 +420,9 @@ def word_of_loss(column: str, text: str) -> str:
     NaN is a failure, but may be a missing value and shows no divergence. Infinity is where a best
     loss starts.
     """
-    is_start = column == "best_valid_loss" and re.fullmatch(r"(?i)\+?inf(inity)?", text)
-    return text if re.search(PATTERNS["failed"], text) and not is_start else ""
+    if column == "best_valid_loss" and re.fullmatch(r"(?i)\+?inf(inity)?", text):
+        return ""
+    return text if re.search(PATTERNS["failed"], text) else ""
 
 
 def read_state(text: str) -> tuple[str, str]:

@@ -107,7 +107,8 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     the tokens to the sweep's target that it recorded; a bound, or another target, is not known.
     """
     own_target = sweep.plan.settings.target
-    target = target or own_target
+    if not target:
+        target = own_target
     assert target is not None
     is_own_target = target == own_target
     window = sweep.plan.settings.evaluation.window
@@ -152,7 +153,7 @@ def _crossing(
     means_at, _ = smoothed(tokens, losses, window)  # a mean lies before its last point
     bound = means_at[-1] if len(means_at) else tokens[0]
     return {
-        "tokens": crossed or float(bound),
+        "tokens": crossed if crossed else float(bound),
         "is_censored": crossed is None,
         "is_early": crossed is not None and crossed <= means_at[0],
         "interpolation_error": interpolation_error(tokens, losses, target, window),
@@ -246,14 +247,17 @@ def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[f
     trials = trials.assign(per_token=trials[measure] / trials["tokens"])
     trials = trials.dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())
+
     trials["loss"] = np.nan  # no loss is known before the first evaluation
     for k, row in trials.iterrows():
         evaluated, losses = curves[row["id"]]
         tokens = common / row["per_token"]
         if tokens >= evaluated[0]:
             trials.loc[k, "loss"] = np.interp(math.log(tokens), np.log(evaluated), losses)
-    table = trials.dropna(subset="loss").groupby("batch_size")["loss"]
-    return common, table.agg(loss="mean", loss_sd="std", seeds="count").reset_index()
+
+    groups = trials.dropna(subset="loss").groupby("batch_size")["loss"]
+    table = groups.agg(loss="mean", loss_sd="std", seeds="count")
+    return common, table.reset_index()
 
 
 def fit_steps(

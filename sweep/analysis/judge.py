@@ -16,6 +16,7 @@ from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
 from sweep.analysis.sentences import join
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
+from sweep.config.experiment import Experiment
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.decision import Decision
@@ -61,8 +62,8 @@ class PolicyResult:
 
 def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
     def order(result: PolicyResult) -> tuple[bool, bool, bool]:
-        is_ranking = bool(result.answer and result.answer.optimizers)
-        return result.answer is None, not result.rates, not is_ranking
+        has_ranking = result.answer is not None and result.answer.optimizers is not None
+        return result.answer is None, not result.rates, not has_ranking
 
     return min(results, key=order, default=None)
 
@@ -82,16 +83,23 @@ def judge_trials(
     rows = rows_of_trials(trials, objective)
     by_policy: dict[str, list[PolicyResult]] = {}
     about: dict[str, tuple[list[str], str]] = {}
-    tuning_command = (answering_command(plan) if plan else None) or ""
+    tuning_command = None
+    if plan:
+        tuning_command = answering_command(plan)
+    if tuning_command is None:
+        tuning_command = ""
+
     has_ended = (rows["state"].isin([State.COMPLETE, State.PRUNED])) | rows["has_diverged"]
     finals = rows[(rows["stage"] == "final") & has_ended]
     finals = finals.dropna(subset=["value"])
     if objective.is_ratio:  # without the time from the target to the last evaluation
         share = np.exp(finals["value"]) / finals["token_budget"].astype(float)
         finals["seconds_training"] *= share.fillna(1.0)
+
     has_optimizers = rows["optimizer"].nunique() > 1
     for label, own in rows.groupby("label", sort=False):
-        table, curve = prepare(own), None
+        table = prepare(own)
+        curve = None
         judged = checks.check_rows(table, tuning_command)
         if steps is not None:
             curve = fit_curve(steps[steps["label"] == label], own["target"].max())
@@ -107,11 +115,11 @@ def judge_trials(
             ]
         if plan and plan.settings.token_unit == "examples":
             judged = [checks.about_examples(check) for check in judged]
-        optimizer = str(own["optimizer"].iloc[0]) if has_optimizers else ""
+
         result = PolicyResult(
             label=str(label),
             policy=tables.policy_names(own)[0],
-            optimizer=optimizer,
+            optimizer=str(own["optimizer"].iloc[0]) if has_optimizers else "",
             checks=judged,
             rates=table.rates,
             decision=None,
@@ -124,10 +132,13 @@ def judge_trials(
         ]
         if result.unchecked:
             reasons.append(UNCHECKED)
-        about[result.label] = reasons, scope_of(trials, result.label, plan)
+        about[result.label] = (reasons, scope_of(trials, result.label, plan))
         by_policy.setdefault(result.policy, []).append(result)
-    decided = (_decide_policy(own, finals, objective, about) for own in by_policy.values())
-    return [result for results in decided for result in results]
+
+    decided: list[PolicyResult] = []
+    for results in by_policy.values():
+        decided += _decide_policy(results, finals, objective, about)
+    return decided
 
 
 def _rates_of_finals(
@@ -135,8 +146,13 @@ def _rates_of_finals(
 ) -> dict[tuple[str, int], TunedRate]:
     """Return the tuned rates by label and batch size, if the final trials used one of them."""
     used = finals.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
-    rates = {(result.label, rate.batch_size): rate for result in results for rate in result.rates}
-    return {cell: rate for cell, rate in rates.items() if rate.covers(used.get(cell, math.nan))}
+    rates = {}
+    for result in results:
+        for rate in result.rates:
+            cell = (result.label, rate.batch_size)
+            if rate.covers(used.get(cell, math.nan)):
+                rates[cell] = rate
+    return rates
 
 
 def _decide_policy(
@@ -205,27 +221,45 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
     own = trials.assign(label=tables.policy_labels)
     own = own[own["label"] == label]
-    finals, tuned = (own[own["stage"] == stage] for stage in ("final", "tune"))
-    names, tokens, parts, unit = ["lr"], finals["tokens"].max(), [], "tokens"
+    finals = own[own["stage"] == "final"]
+    tuned = own[own["stage"] == "tune"]
+    names = ["lr"]
+    tokens = finals["tokens"].max()
+    unit = "tokens"
+    parts = []
+    budget = None  # of a tuning trial
     if plan:
-        settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.token_unit
-        names = [*settings.tuning.dimensions]
-        parts = [settings.model.name]
-        if not settings.workload.is_program:
-            parts = [f"model {parts[0]}"] + [f"data {settings.data}"] * bool(settings.data)
-            parts.append(f"optimizer {join(settings.optimizer_names)}")
-            parts.append(f"{settings.schedule.name} schedule")
+        names = [*plan.settings.tuning.dimensions]
+        tokens = plan.token_budget
+        unit = plan.settings.token_unit
+        budget = plan.settings.tuning.budget
+        parts = _parts_of_settings(plan.settings)
+
     has_target = bool(finals["target"].notna().any())
     if has_target:
         parts.append(f"target {finals['target'].max():g}")
     if plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
+
     if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():
         counts = tables.format_range(tuned.groupby("batch_size").size())
         text = f"{' and '.join(names)} tuned by {counts} trials"
-        budget = plan.settings.tuning.budget if plan else None
-        parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
+        if budget:
+            text += f" of {format_count(budget)} {unit}"
+        parts.append(text)
+
     seeds = tables.format_range(finals.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"
+
+
+def _parts_of_settings(settings: Experiment) -> list[str]:
+    if settings.workload.is_program:
+        return [settings.model.name]
+    parts = [f"model {settings.model.name}"]
+    if settings.data:
+        parts.append(f"data {settings.data}")
+    parts.append(f"optimizer {join(settings.optimizer_names)}")
+    parts.append(f"{settings.schedule.name} schedule")
+    return parts

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Judged:
     @property
     def is_settled(self) -> bool:
         is_open = any(not answer.decided or answer.provisional for answer in self.answers)
-        return not (is_open or self.blocking or not self.answers)
+        return len(self.answers) > 0 and not is_open and not self.blocking
 
 
 def read_records(sweep: SweepTables) -> list[TrialRecord]:
@@ -101,7 +102,8 @@ class _Search:
     """Tries commands in the order of what they must settle first."""
 
     def __init__(self, sweep: SweepTables) -> None:
-        self.sweep, self.plan = sweep, sweep.plan
+        self.sweep = sweep
+        self.plan = sweep.plan
         self.records = read_records(sweep)
         self.seconds_per_token = _seconds_per_token(sweep, self.records)
 
@@ -112,45 +114,56 @@ class _Search:
 
     def settle(self, tuned: Judged) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
-        is_leading = bool(tuned.answers)
-        rows = [r for r in self.plan.known_trials if is_tuned(r.policy) or not is_leading]
+        rows = self._tuned_rows() if tuned.answers else self.plan.known_trials
         sizes = sorted({row.batch_size for row in rows})
-        if step := self._repeat_with_common_tokens(sizes):
+        step = self._repeat_with_common_tokens(sizes)
+        if step is None:
+            step = self._resume(sizes)
+        if step is None:
+            step = self._tune_again(sizes, tuned)
+        if step is None and not tuned.is_settled:
+            step = self._add_trials(sizes)
+        if step is not None:
             return step
-        if step := self._resume(sizes):
-            return step
-        if step := self._tune_again(sizes, tuned):
-            return step
-        if not tuned.is_settled:
-            if step := self._add_trials(sizes):
-                return step
-            reason = self._reason(tuned)
-            return self._check_command(reason) or NextStep(reason=reason)
-        return self._check_command() or self._extend(sizes, tuned)
+
+        if tuned.is_settled:
+            step = self._check_command()
+            return self._extend(sizes, tuned) if step is None else step
+        reason = self._reason(tuned)
+        step = self._check_command(reason)
+        return NextStep(reason=reason) if step is None else step
 
     def _repeat_with_common_tokens(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose a new sweep if the tokens of these batch sizes differ, which allows no claim."""
         if self.plan.settings.target is not None or self._has_common_tokens(sizes):
             return None
-        changes = {"batches": list(sizes), "lr": Tuned().name, "seeds": "auto"}
-        changes |= {**common_tokens(self.plan, sizes), "out": self._free_out()}
+        changes = {
+            "batches": list(sizes),
+            "lr": Tuned().name,
+            "seeds": "auto",
+            **common_tokens(self.plan, sizes),
+            "out": self._free_out(),
+        }
         return self._step(propose(self.plan, changes, is_elsewhere=True))
 
     def _has_common_tokens(self, sizes: Sequence[int]) -> bool:
         plan = self.plan
         all_sizes = {*sizes, *self.sweep.batch_sizes}
         tokens, _ = tokens_per_trial(plan.token_budget, all_sizes, plan.tokens_per_sequence)
-        return len({tokens[size] for size in sizes}) == 1
+        different_tokens = {tokens[size] for size in sizes}
+        return len(different_tokens) == 1
 
     def _resume(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose the same command if trials are open, or a batch size has no rate yet."""
         rows = self._tuned_rows()
         finals = [row for row in rows if row.stage == "final"]
-        is_open = any(record.is_open for record in self.records if record.row in rows)
-        arms = {Arm(row.optimizer, size) for row in rows for size in sizes}
+        open_ids = {str(r.row.id) for r in self.records if r.is_open and r.row in rows}
+        optimizers = {row.optimizer for row in rows}
+        arms = {Arm(optimizer, size) for optimizer, size in product(optimizers, sizes)}
         unreported = arms - {row.arm for row in finals}
-        if not is_open and all(map(self._has_no_rate, unreported)):
+        if not open_ids and all(map(self._has_no_rate, unreported)):
             return None
+
         most = max((row.seed + 1 for row in finals), default=LEAST_SEEDS)
         seeds = "auto" if self.plan.has_looks or most < LEAST_SEEDS else most
         for count in dict.fromkeys([seeds, "auto"]):
@@ -161,7 +174,6 @@ class _Search:
                 **self._own_out(),
             }
             proposal = propose(self.plan, changes)
-            open_ids = {str(r.row.id) for r in self.records if r.is_open and r.row in rows}
             if open_ids <= proposal.requested:
                 return self._step(proposal)
         return None
@@ -169,15 +181,17 @@ class _Search:
     def _has_no_rate(self, arm: Arm) -> bool:
         """Return True if the search of a batch size has ended without a trial that completed."""
         records = [r for r in self.records if r.row.arm == arm and r.row.stage == "tune"]
-        has_ended = bool(records) and not any(record.is_open for record in records)
+        if not records or any(record.is_open for record in records):
+            return False
         values = [record.value for record in records if record.value is not None]
-        if not has_ended or any(map(math.isfinite, values)):
+        if any(map(math.isfinite, values)):
             return False
         if self.plan.settings.target is not None:
             return True
-        lowest = min(record.row.learning_rate or math.inf for record in records)
-        centre = self.plan.tuning_centre(arm)
-        return lowest <= centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
+
+        rates = [record.row.learning_rate for record in records if record.row.learning_rate]
+        lowest_of_search = self.plan.tuning_centre(arm) * min(GRID) / 2.0**EXTENSIONS * ROUNDING
+        return min(rates, default=math.inf) <= lowest_of_search
 
     def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
         """Propose a new search, around other rates or on the tokens of the final trials."""
@@ -196,35 +210,36 @@ class _Search:
     def _other_centre(self, rates: Sequence[TunedRate]) -> float:
         """Return a centre for a grid around the best rates that are at an end of theirs."""
         settings = self.plan.settings
-        ends = {"lowest": list[float](), "highest": list[float]()}
+        at_lowest = list[float]()
+        at_highest = list[float]()
         for rate in rates:
-            tried = rate.trials["learning_rate"]
             if rate.is_inside:
                 continue
-            if rate.best is None:
-                if settings.target is not None:
-                    raise SweepError(
-                        f"No rate reached the target at batch size {rate.batch_size}. Raise "
-                        "--target or --budget, in another --out."
-                    )
-                ends["lowest"].append(float(tried.min()))
-                continue
             measured = rate.trials.dropna(subset="value")["learning_rate"]
-            is_highest = math.isclose(rate.best, measured.max())
-            ends["highest" if is_highest else "lowest"].append(rate.best)
-        low, high = ends["lowest"], ends["highest"]
+            if rate.best is not None and math.isclose(rate.best, measured.max()):
+                at_highest.append(rate.best)
+            elif rate.best is not None:
+                at_lowest.append(rate.best)
+            elif settings.target is None:
+                at_lowest.append(float(rate.trials["learning_rate"].min()))
+            else:
+                raise SweepError(
+                    f"No rate reached the target at batch size {rate.batch_size}. Raise "
+                    "--target or --budget, in another --out."
+                )
+
         if settings.optimizers:
             raise SweepError(
                 "The best rates of some optimizers are at an end of those tried. Set their "
                 "centres in [tuning] of an experiment file, in another --out."
             )
-        if bool(low) == bool(high):
+        if bool(at_lowest) == bool(at_highest):
             raise SweepError(
                 "The best rates are at the lowest end of those tried at some batch sizes and at "
                 "the highest at others. Tune these batch sizes apart, each with its own "
                 "--tune-centre and --out."
             )
-        return max(high) if high else min(low)
+        return max(at_highest) if at_highest else min(at_lowest)
 
     def _add_trials(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose `--seeds auto`, with a higher limit if the sweep has reached its own."""
@@ -243,9 +258,11 @@ class _Search:
             trials = proposal.trials_to_run(self.records)
             if not trials:
                 continue
+
             seconds = self._seconds(trials)
             needed = 0.0 if seconds is None else seconds / 3600
-            if answer.max_hours is not None and answer.max_hours < max(needed, LEAST_HOURS / 10):
+            least_hours = max(needed, LEAST_HOURS / 10)
+            if answer.max_hours is not None and answer.max_hours < least_hours:
                 hours = max(needed, LEAST_HOURS)
                 proposal = propose(self.plan, {**changes, "max_hours": f"{hours:.2g}"})
             return self._step(proposal)
@@ -253,12 +270,13 @@ class _Search:
 
     def _extend(self, sizes: Sequence[int], tuned: Judged) -> NextStep:
         """Propose a smaller or a larger batch size if the best one may be at an end."""
-        candidates = {size for answer in tuned.answers for size in answer.candidates}
+        candidates = {*chain.from_iterable(answer.candidates for answer in tuned.answers)}
         added = []
         if sizes[0] in candidates and sizes[0] > 1:
             added.append(sizes[0] // 2)
         if sizes[-1] in candidates:
             added.append(2 * sizes[-1])
+
         reasons = []
         for size in added:
             try:
@@ -283,8 +301,9 @@ class _Search:
             return self._elsewhere(batches)
         rows = [row for row in proposal.plan.trials if row.stage == "final"]
         tokens = {row.tokens for row in rows if is_tuned(row.policy)}
-        has_common_tokens = len(tokens) == 1 or self.plan.settings.target is not None
-        return proposal if has_common_tokens else self._elsewhere(batches)
+        if len(tokens) > 1 and self.plan.settings.target is None:
+            return self._elsewhere(batches)
+        return proposal
 
     def _elsewhere(self, sizes: Sequence[int], **changes: Any) -> Proposal:
         """Propose a new sweep, with a budget that all batch sizes use up."""
@@ -292,22 +311,32 @@ class _Search:
         if plan.settings.target is None:
             common = common_tokens(plan, sizes)
             is_other = common["budget"] != plan.token_budget and not plan.tokens_are_common
-            if is_other or set(sizes) - set(self.sweep.batch_sizes):
+            added = set(sizes) - set(self.sweep.batch_sizes)
+            if is_other or added:
                 changes = {**common, **changes}
-        changes = {"batches": list(sizes), "lr": Tuned().name, "seeds": "auto", **changes}
-        return propose(plan, {**changes, "out": self._free_out()}, is_elsewhere=True)
+        changes = {
+            "batches": list(sizes),
+            "lr": Tuned().name,
+            "seeds": "auto",
+            **changes,
+            "out": self._free_out(),
+        }
+        return propose(plan, changes, is_elsewhere=True)
 
     def _check_command(self, reason: str = "") -> NextStep | None:
         """Propose `sweep check` for a command that was not checked."""
         if not self.plan.settings.workload.is_program or self.sweep.checked.get("checks"):
             return None
         command = check_of_command(self.plan, **self._own_out())
-        return NextStep(command, reason=reason) if command else None
+        if command is None:
+            return None
+        return NextStep(command, reason=reason)
 
     def _reason(self, tuned: Judged) -> str:
         """Return sentences about what would settle the answer, although no command can."""
         sentences = []
-        if equal := self._equal_seeds():
+        equal = self._equal_seeds()
+        if equal:
             sizes = join(equal)
             sentences.append(
                 f"All seeds gave the same result at batch size {sizes}. Let the training draw its "
@@ -316,10 +345,11 @@ class _Search:
         for check in tuned.blocking:
             if check.code != "single_seed" or not equal:
                 sentences.append(check.remedy)
-        rows = [row for answer in tuned.answers for row in answer.batch_sizes]
-        undecided = sorted({r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED})
         if sentences:
             return " ".join(dict.fromkeys(sentences))
+
+        rows = [*chain.from_iterable(answer.batch_sizes for answer in tuned.answers)]
+        undecided = sorted({r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED})
         if undecided:
             seeds = min(row.seeds for row in rows if row.batch_size in undecided)
             subject = f"batch size {join(undecided)}"
@@ -327,7 +357,8 @@ class _Search:
                 why = f"{subject} has {seeds} seeds, the most that the intervals are made for"
             else:
                 why = f"more seeds cannot decide about {subject}, because of its learning rate"
-            tolerance = f"{tuned.answers[0].compared.write(tuned.answers[0].tolerance)}"
+            answer = tuned.answers[0]
+            tolerance = answer.compared.write(answer.tolerance)
             return (
                 f"No further trainings settle this: {why}. A tolerance above {tolerance} "
                 "(--tolerance) may be decided, or a larger --budget, in another --out."
@@ -343,21 +374,28 @@ class _Search:
         """Return the batch sizes at which several seeds gave one result."""
         values: dict[Arm, list[float]] = {}
         for record in self.records:
-            row, value = record.row, record.value
-            is_report = row.stage == "final" and is_tuned(row.policy)
-            if is_report and value is not None and math.isfinite(value):
-                values.setdefault(row.arm, []).append(value)
-        is_equal = {arm: len(v) >= LEAST_SEEDS and len({*v}) == 1 for arm, v in values.items()}
-        return sorted({arm.batch_size for arm in values if is_equal[arm]})
+            row = record.row
+            if row.stage != "final" or not is_tuned(row.policy):
+                continue
+            if record.value is not None and math.isfinite(record.value):
+                values.setdefault(row.arm, []).append(record.value)
+
+        equal = set()
+        for arm, of_seeds in values.items():
+            if len(of_seeds) >= LEAST_SEEDS and len({*of_seeds}) == 1:
+                equal.add(arm.batch_size)
+        return sorted(equal)
 
     def _tuned_rows(self) -> list[PlannedTrial]:
         return [row for row in self.plan.known_trials if is_tuned(row.policy)]
 
     def _own_out(self) -> dict[str, Any]:
         """Return a change of --out if the recorded one is not this folder any more."""
-        recorded, folder = Path(recorded_out(self.plan)), SweepFolder(self.sweep.path)
+        recorded = Path(recorded_out(self.plan))
+        folder = SweepFolder(self.sweep.path)
         if folder.is_published:  # a copy of results, without the folders of trials
             return {}
+
         is_own = recorded.name == folder.path.resolve().name
         if is_own and recorded.exists():  # else the command ran in another folder than this one
             with contextlib.suppress(SweepError):
@@ -367,7 +405,9 @@ class _Search:
 
     def _free_out(self) -> str:
         """Return a folder for a new sweep, next to this one."""
-        out = self._own_out().get("out") or recorded_out(self.plan)
+        out = self._own_out().get("out")
+        if out is None:
+            out = recorded_out(self.plan)
         number = 2
         while self.sweep.path.with_name(f"{self.sweep.path.resolve().name}-{number}").exists():
             number += 1
@@ -390,21 +430,26 @@ class _Search:
         searched = {row.arm for row in trials if row.id is None}
         total = 0.0
         for row in trials:
-            distance = {
-                arm: (
-                    arm.optimizer != row.optimizer,
-                    abs(math.log(arm.batch_size / row.batch_size)),
-                )
-                for arm in self.seconds_per_token
-            }
-            if not distance:
+            seconds_per_token = self._seconds_per_token_like(row)
+            if seconds_per_token is None:
                 return None
-            nearest = min(distance, key=distance.__getitem__)
-            seconds = row.tokens * self.seconds_per_token[nearest]
+            seconds = row.tokens * seconds_per_token
             if row.stage == "tune" and row.arm in searched:
                 seconds *= max(1.0, TUNING_TRIALS / rates_per_arm[row.arm])
             total += seconds
         return total
+
+    def _seconds_per_token_like(self, row: PlannedTrial) -> float | None:
+        """Return the time of the most similar arm that was measured; None if there is none."""
+
+        def distance(arm: Arm) -> tuple[bool, float]:
+            has_other_optimizer = arm.optimizer != row.optimizer
+            return has_other_optimizer, abs(math.log(arm.batch_size / row.batch_size))
+
+        if not self.seconds_per_token:
+            return None
+        nearest = min(self.seconds_per_token, key=distance)
+        return self.seconds_per_token[nearest]
 
 
 def _seconds_per_token(sweep: SweepTables, records: Sequence[TrialRecord]) -> dict[Arm, float]:

@@ -39,23 +39,32 @@ def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale
     blocks = len(values) // length
     wrapped = np.concatenate([values, values[: length - 1]])
     windows = np.lib.stride_tricks.sliding_window_view(wrapped, length, axis=0).mean(-1)
-    starts = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, blocks))
+    rng = np.random.default_rng(0)
+    starts = rng.integers(len(values), size=(RESAMPLES, blocks))
     means = windows[starts].mean(1)  # (resamples, 2)
-    widening = float(stdtrit(blocks - 1, TAILS[1]) / stdtrit(math.inf, TAILS[1]))
+
+    quantile = stdtrit(blocks - 1, TAILS[1])
+    normal_quantile = stdtrit(math.inf, TAILS[1])
+    widening = float(quantile / normal_quantile)
     widening *= math.sqrt(blocks / (blocks - 1))
 
     mean = values.mean(0)
-    ends = mean + widening * (np.quantile(means, TAILS, axis=0) - mean)
-    trace, square = (Estimate(*numbers) for numbers in np.stack([mean, *ends], axis=1).tolist())
+    low, high = mean + widening * (np.quantile(means, TAILS, axis=0) - mean)
+    trace = Estimate(float(mean[0]), float(low[0]), float(high[0]))
+    square = Estimate(float(mean[1]), float(low[1]), float(high[1]))
     if square.low <= 0:
         return NoiseScale(None, trace, square, len(values))
 
+    value = trace.value / square.value
     ratios = np.full(len(means), np.inf)
     np.divide(means[:, 0], means[:, 1], out=ratios, where=means[:, 1] > 0)
-    value = trace.value / square.value
-    ends = np.quantile(ratios, TAILS, method="nearest").tolist()
-    low, high = (value * (end / value) ** widening for end in ends)
-    return NoiseScale(Estimate(value, low, high), trace, square, len(values))
+    low, high = np.quantile(ratios, TAILS, method="nearest").tolist()
+    interval = Estimate(
+        value=value,
+        low=value * (low / value) ** widening,
+        high=value * (high / value) ** widening,
+    )
+    return NoiseScale(interval, trace, square, len(values))
 
 
 def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
@@ -64,7 +73,8 @@ def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
     if not set(names) <= set(sweep.curves):
         return
     trials = final_trials(sweep.trials)[["id", "seed", *CELL]]
-    measured = sweep.curves.rename(columns=names)[["id", "tokens", "trace", "square"]].dropna()
+    curves = sweep.curves.rename(columns=names)
+    measured = curves[["id", "tokens", "trace", "square"]].dropna()
     measured = measured.astype({"id": object}).merge(trials, on="id")
     measured = measured.sort_values(["seed", "tokens"])
 

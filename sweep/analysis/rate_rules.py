@@ -54,33 +54,46 @@ def rule_costs(plan: Plan, rates: Sequence[TunedRate], sds: Mapping[int, float])
     minus that at the lowest point of the fitted curve. The standard error is that of linear
     interpolation.
     """
-    fitted = {rate.batch_size: rate for rate in rates if rate.optimum is not None}
-    if len(fitted) < max(2, len(rates)):  # a rule has to suit every batch size
+    by_size = {rate.batch_size: rate for rate in rates}
+    optima = {}
+    for rate in rates:
+        optimum = rate.optimum
+        if optimum is None:  # a rule has to suit every batch size
+            return []
+        optima[rate.batch_size] = optimum
+    if len(optima) < 2:
         return []
-    by_rule: dict[str, dict[int | None, dict[int, float]]] = {}
-    for anchor, rate in fitted.items():
-        best = rate.optimum or math.nan
-        ratios = {size: size / anchor for size in fitted}
-        for name, exponent in (("same", 0.0), ("sqrt", 0.5), ("linear", 1.0)):
-            chosen = {size: best * ratio**exponent for size, ratio in ratios.items()}
-            by_rule.setdefault(name, {})[anchor] = chosen
-    if step_law := _step_law(plan):
-        by_rule["step_law"] = {None: dict.fromkeys(fitted, step_law)}
-    return [
-        RuleCost(name, anchor, chosen, {s: _cost(fitted[s], r, sds) for s, r in chosen.items()})
-        for name, anchors in by_rule.items()
-        for anchor, chosen in anchors.items()
-    ]
+
+    rules: list[tuple[str, int | None, dict[int, float]]] = []
+    for name, exponent in (("same", 0.0), ("sqrt", 0.5), ("linear", 1.0)):
+        for anchor, optimum in optima.items():
+            ratios = {size: size / anchor for size in optima}
+            chosen = {size: optimum * ratio**exponent for size, ratio in ratios.items()}
+            rules.append((name, anchor, chosen))
+    step_law = _step_law(plan)
+    if step_law:
+        rules.append(("step_law", None, dict.fromkeys(optima, step_law)))
+
+    results = []
+    for name, known_size, chosen in rules:
+        costs = {size: _cost(by_size[size], rate, sds) for size, rate in chosen.items()}
+        results.append(RuleCost(name, known_size, chosen, costs))
+    return results
 
 
 def _step_law(plan: Plan) -> float | None:
     """Return the rate of Li et al. 2025 for AdamW and language models, at every batch size."""
-    parameters, embedding = plan.model.parameters, plan.model.embedding_parameters
     is_pretraining = plan.settings.expected_initial_loss is not None
     has_law = all(optimizer_facts(name)["step_law"] for name in plan.settings.optimizer_names)
-    if not (is_pretraining and has_law and parameters):
+    if not is_pretraining or not has_law:
         return None
-    return float(1.79 * (parameters - (embedding or 0)) ** -0.713 * plan.token_budget**0.307)
+    parameters = plan.model.parameters
+    embedding = plan.model.embedding_parameters
+    if not parameters:
+        return None
+    if embedding is None:
+        embedding = 0
+    return float(1.79 * (parameters - embedding) ** -0.713 * plan.token_budget**0.307)
 
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:
@@ -111,7 +124,8 @@ def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimat
 def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:
     """List the rules that would have kept every batch size within the tolerance of losses."""
     too_costly = {cost.rule for cost in costs if not cost.is_within(margin)}
-    good = [rule for rule in dict.fromkeys(c.rule for c in costs) if rule not in too_costly]
+    rules = dict.fromkeys(cost.rule for cost in costs)  # in their order
+    good = [rule for rule in rules if rule not in too_costly]
     if good:
         return f"Yes, by {join(good)}, within the tolerance from every batch size's best rate."
     return "No: no rule is known to stay within the tolerance from every batch size's best rate."

@@ -3,7 +3,10 @@
 import html
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+
+import pandas as pd
 
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
@@ -25,10 +28,7 @@ class Sweep(tables.SweepTables):
         step = self.next_step
         if step is None:
             return tuple(self._judged)
-        return tuple(
-            replace(result, answer=_with_step(result.answer, step)) if result.answer else result
-            for result in self._judged
-        )
+        return tuple(_with_step(result, step) for result in self._judged)
 
     @cached_property
     def next_step(self) -> NextStep | None:
@@ -41,8 +41,8 @@ class Sweep(tables.SweepTables):
         return next_step(
             self,
             Judged(
-                checks=[check for result in tuned for check in result.checks],
-                rates=[rate for result in tuned for rate in result.rates],
+                checks=[*chain.from_iterable(result.checks for result in tuned)],
+                rates=[*chain.from_iterable(result.rates for result in tuned)],
                 answers=[result.answer for result in tuned if result.answer],
             ),
         )
@@ -55,16 +55,19 @@ class Sweep(tables.SweepTables):
         results = judge_trials(self.trials, settings.objective, steps, self.plan)
         if not settings.workload.is_program:
             return results
-        command = check_of_command(self.plan) or "sweep check"
+        command = check_of_command(self.plan)
+        if command is None:
+            command = "sweep check"
         added = checks.checks_of_command(self.checked, command)
         return [replace(result, checks=[*result.checks, *added]) for result in results]
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
         """The leading policy's curves of other, higher targets, which the same trials passed."""
-        result, targets = self.leading, self.plan.settings.answer.other_targets
+        result = self.leading
         if result is None or self.lacks_curves:
             return ()
+        targets = self.plan.settings.answer.other_targets
         steps = [steps_to_target(self, target) for target in targets]
         rows = [trials[trials["label"] == result.label] for trials in steps]
         return tuple(map(fit_curve, rows, targets))
@@ -83,6 +86,7 @@ class Sweep(tables.SweepTables):
         result = self.leading
         if result is None or result.answer is None:
             return [_without_answer(self)]
+
         lines = describe(result.answer)
         most = self.plan.settings.answer.max_seeds
         seeds = max(row.seeds for row in result.answer.batch_sizes)
@@ -101,8 +105,9 @@ class Sweep(tables.SweepTables):
         return f"<sweep {self.name}: {len(self.trials)} trials>"
 
     def _repr_html_(self) -> str:
-        lines, answer = map(html.escape, self.sentences()), self.answer()
-        return "<br>".join([*lines, answer._repr_html_() if answer else ""])
+        answer = self.answer()
+        table = "" if answer is None else answer._repr_html_()
+        return "<br>".join([*map(html.escape, self.sentences()), table])
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -114,22 +119,26 @@ def load_sweep(path: str | Path) -> Sweep:
     return Sweep(**vars(tables.load_tables(path)))
 
 
-def _with_step(answer: Answer, step: NextStep) -> Answer:
-    return replace(
-        answer,
+def _with_step(result: PolicyResult, step: NextStep) -> PolicyResult:
+    if result.answer is None:
+        return result
+    answer = replace(
+        result.answer,
         settle=step.command,
         settle_seconds=step.seconds,
-        settle_reason=step.reason or None,
+        settle_reason=step.reason if step.reason else None,
     )
+    return replace(result, answer=answer)
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:
     most = "at most " if curve.is_excess_bound else ""
-    measured = [
-        f"by {100 * excess:.0f} % at {most}{estimate:.3g} sequences per step"
-        for excess, estimate in curve.excess.items()
-        if estimate is not None and checks.supports_crossings(curve)
-    ]
+    measured = []
+    for excess, estimate in curve.excess.items():
+        if estimate is not None and checks.supports_crossings(curve):
+            text = f"by {100 * excess:.0f} % at {most}{estimate:.3g} sequences per step"
+            measured.append(text)
+
     lines = []
     if measured:
         text = f"Measured: the tokens to a loss of {curve.target:g} exceed their least"
@@ -148,22 +157,31 @@ def _without_answer(sweep: Sweep) -> str:
     finals = tables.final_trials(sweep.trials)
     complete = finals[finals["state"] == State.COMPLETE]
     if complete.empty:
-        states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
-        counts = ", ".join(f"{count} {state}" for state, count in states.items())
-        is_tuning = (sweep.trials["stage"] == "tune").any()
-        none = f"{'the rates are not tuned' if is_tuning else 'no trial is planned'} yet"
-        remedy = " Lower the learning rate." if [*states.index] == ["diverged"] else ""
-        return f"Nothing can be compared: {counts or none}.{remedy}"
+        return _without_results(sweep, finals)
+
     size, label = complete[["batch_size", "label"]].iloc[0]
     complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
-    gains = tables.find_gains(sweep) if sweep.plan.settings.workload.samples else []
-    if gains and gains[0]["difference"] is not None:
-        gain = gains[0]["difference"]
-        return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
     unknown = ""
-    if sweep.plan.settings.workload.samples and sweep.lacks_curves and not gains:
-        unknown = f" How training changed the reward is not known: {tables.CURVES} is missing."
+    if sweep.plan.settings.workload.samples:
+        gains = tables.find_gains(sweep)
+        if gains and gains[0]["difference"] is not None:
+            gain = gains[0]["difference"]
+            return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
+        if sweep.lacks_curves and not gains:
+            unknown = f" How training changed the reward is not known: {tables.CURVES} is missing."
+
     objective = sweep.plan.settings.evaluated
     value = tables.mean_of(complete[objective.name].astype(float).to_list())
     known = f"At batch size {size} the {objective.title} is {value:.4f}."
     return f"{known} Nothing is compared.{unknown}"
+
+
+def _without_results(sweep: Sweep, finals: pd.DataFrame) -> str:
+    """Describe a sweep without a complete final trial."""
+    states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    if not counts:
+        is_tuning = (sweep.trials["stage"] == "tune").any()
+        counts = "the rates are not tuned yet" if is_tuning else "no trial is planned yet"
+    remedy = " Lower the learning rate." if [*states.index] == ["diverged"] else ""
+    return f"Nothing can be compared: {counts}.{remedy}"

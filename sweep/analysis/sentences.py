@@ -1,11 +1,13 @@
 """The answer in sentences, the same on the terminal, in the report, in MLflow and in JSON."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, Ranking
+from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, OptimizerGap, Ranking
+from sweep.config.objective import Objective
 from sweep.decision.decision import OUTSIDE, UNDECIDED
 
 BEST = "the best of those tried"
@@ -13,75 +15,123 @@ BEST = "the best of those tried"
 
 def describe(answer: AnswerData) -> list[str]:
     """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
-    lines, ranking = _describe_sizes(answer), answer.optimizers
-    answers = [answer, *(ranking.answers if ranking else [])]
+    lines = _describe_sizes(answer)
+    answers = [answer]
+    ranking = answer.optimizers
     if ranking:
+        answers += ranking.answers
         lines += _describe_ranking(ranking, answers)
         lines += [" ".join(_describe_sizes(other)) for other in ranking.answers]
-    reasons = [f"{each.with_optimizer}: {reason}" for each in answers for reason in each.reasons]
-    lines += [f"This is provisional{reason}" for reason in reasons[:1]]
-    return lines + [f"Also{reason}" for reason in reasons[1:]]
+
+    start = "This is provisional"
+    for each in answers:
+        for reason in each.reasons:
+            lines.append(f"{start}{each.with_optimizer}: {reason}")
+            start = "Also"
+    return lines
 
 
 def _describe_ranking(ranking: Ranking, answers: list[AnswerData]) -> list[str]:
     """Write the ranking of optimizers in sentences; `answers` begin with the best optimizer's."""
-    lines, objective = [], answers[0].compared
-    is_tuned = any(row.regret_interval for answer in answers for row in answer.batch_sizes)
-    rates = "" if is_tuned else " and these rates"
-    start = "Provisionally, the" if any(answer.reasons for answer in answers) else "The"
+    objective = answers[0].compared
+    rows = chain.from_iterable(answer.batch_sizes for answer in answers)
+    rates = " and these rates"
+    if any(row.regret_interval for row in rows):  # they were tuned
+        rates = ""
+    lines = []
     for gap in ranking.gaps:
-        low, high = gap.gap
-        least, most = objective.write(low or 0.0, np.floor), "or more"
-        if high is not None:
-            least, most = least.split()[0], f"to {objective.write(high, np.ceil)}"
-        text = f"{gap.better} is better than {gap.worse} by {least} {most}"
-        text = text if gap.is_decided else f"{gap.better} or {gap.worse} may be better"
+        text = _describe_gap(gap, objective)
         lines.append(f"At batch size {gap.batch_size}{rates}, {text}.")
+
+    start = "Provisionally, the" if any(answer.reasons for answer in answers) else "The"
     how = {True: "is the same at all", False: "differs between", None: "may differ between"}
     lines.append(f"{start} ranking of the optimizers {how[ranking.is_same]} batch sizes.")
     named = [f"{arm.optimizer} at batch size {arm.batch_size}" for arm in ranking.candidates]
     verb = "may be" if len(named) > 1 else "is"
-    return [*lines, f"{start} best of all {verb} {join(named, 'or')}."]
+    lines.append(f"{start} best of all {verb} {join(named, 'or')}.")
+    return lines
+
+
+def _describe_gap(gap: OptimizerGap, objective: Objective) -> str:
+    if not gap.is_decided:
+        return f"{gap.better} or {gap.worse} may be better"
+    low, high = gap.gap
+    least = objective.write(0.0 if low is None else low, np.floor)
+    text = f"{gap.better} is better than {gap.worse} by"
+    if high is None:
+        return f"{text} {least} or more"
+    number = least.split()[0]  # the unit follows once
+    return f"{text} {number} to {objective.write(high, np.ceil)}"
 
 
 def _describe_sizes(answer: AnswerData) -> list[str]:
-    objective, rows, best = answer.compared, answer.batch_sizes, answer.candidates
-    compared = [row for row in rows if row.mean is not None]
-    lines = [answer.headline]
+    rows = answer.batch_sizes
     is_tuned = any(row.regret_interval for row in rows)
+    lines = [answer.headline]
     if not is_tuned:
         lines.insert(0, _describe_losses(answer))
     if all(row.gap_to_best == (None, None) for row in rows):
         return lines
-    texts = [f"The best may be batch size {join(best, 'or')}."]
-    if best == [answer.recommended]:
-        texts = [] if answer.basis == BEST else ["It is the best of those tried."]
-    smallest, largest = rows[0].batch_size, rows[-1].batch_size
-    ends = {"smaller": smallest in best and smallest > 1, "larger": largest in best}
-    if untried := [side for side, is_best in ends.items() if is_best]:
-        texts.append(f"{join(untried).capitalize()} batch sizes were not tried.")
-    lines += [" ".join(texts)] if texts else []
-    if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
-        (size, gap), *others = (
-            (row.batch_size, objective.write(row.gap_to_best[0] or 0.0, np.floor))
-            for row in outside
-        )
-        text = f"{'Batch' if is_tuned else 'At these rates, batch'} size {size} is worse than the "
-        text += f"best by at least {gap}"
-        lines.append("".join([text, *(f", {size} by {gap}" for size, gap in others), "."]))
+
+    best = _describe_best(answer)
+    if best:
+        lines.append(" ".join(best))
+    outside = [row for row in rows if row.tolerance_verdict == OUTSIDE]
+    if outside:
+        lines.append(_describe_worse(outside, answer.compared, is_tuned))
+
+    compared = [row for row in rows if row.mean is not None]
     open_rows = [row for row in compared if row.tolerance_verdict == UNDECIDED]
     if open_rows:
         where = f"at batch size {join(row.batch_size for row in open_rows)}"
-        close = objective.write(answer.tolerance)
-        lines.append(f"It is undecided {where} whether the gap to the best is within {close}.")
-    may_matter = [row for row in compared if row in open_rows or row.regret_interval is None]
-    unclear = [row.batch_size for row in may_matter if _is_unclear(row, answer)]
-    if unclear and open_rows:
-        lines[-1] += f" At {join(unclear)} the best learning rate is not known well enough."
-    if failed := [row.batch_size for row in rows if row.mean is None]:
+        close = answer.compared.write(answer.tolerance)
+        text = f"It is undecided {where} whether the gap to the best is within {close}."
+        may_matter = [row for row in compared if row in open_rows or row.regret_interval is None]
+        unclear = [row.batch_size for row in may_matter if _is_unclear(row, answer)]
+        if unclear:
+            text += f" At {join(unclear)} the best learning rate is not known well enough."
+        lines.append(text)
+
+    failed = [row.batch_size for row in rows if row.mean is None]
+    if failed:
         where = f"at batch size {join(failed)}"
         lines.append(f"Nothing is compared {where}: a seed diverged or has no result.")
     return lines
+
+
+def _describe_best(answer: AnswerData) -> list[str]:
+    """Say what may be best beyond the headline, and whether it is at an edge of those tried."""
+    best = answer.candidates
+    texts = []
+    if best != [answer.recommended]:
+        texts.append(f"The best may be batch size {join(best, 'or')}.")
+    elif answer.basis != BEST:
+        texts.append("It is the best of those tried.")
+
+    smallest = answer.batch_sizes[0].batch_size
+    largest = answer.batch_sizes[-1].batch_size
+    untried = []
+    if smallest in best and smallest > 1:
+        untried.append("smaller")
+    if largest in best:
+        untried.append("larger")
+    if untried:
+        texts.append(f"{join(untried).capitalize()} batch sizes were not tried.")
+    return texts
+
+
+def _describe_worse(rows: Sequence[BatchSizeAnswer], objective: Objective, is_tuned: bool) -> str:
+    """Write by how much batch sizes are worse than the best, at least."""
+    text = "Batch size" if is_tuned else "At these rates, batch size"
+    parts: list[str] = []
+    for row in rows:
+        low, _ = row.gap_to_best
+        gap = objective.write(0.0 if low is None else low, np.floor)
+        if parts:
+            parts.append(f"{row.batch_size} by {gap}")
+        else:
+            parts.append(f"{text} {row.batch_size} is worse than the best by at least {gap}")
+    return f"{', '.join(parts)}."
 
 
 def _is_unclear(row: BatchSizeAnswer, answer: AnswerData) -> bool:
@@ -103,4 +153,6 @@ def _describe_losses(answer: AnswerData) -> str:
 def join(items: Iterable[Any], word: str = "and") -> str:
     """Write `2, 4 and 8`."""
     *first, last = map(str, items)
-    return f"{', '.join(first)} {word} {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} {word} {last}"

@@ -53,17 +53,21 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
     metric = table.metric
     units = trials["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
-    compared = Objective(metric, direction, unit, tolerance or LOSS.tolerance)
     is_loss = table.titles[metric] in {table.titles.get(name) for name in LOSSES}
     if metric == LOSS.name and objective_of(trials).is_ratio:
-        compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
+        compared = TOKENS_TO_TARGET
     else:
+        compared = Objective(metric, direction, unit, LOSS.tolerance)
         trials = trials.assign(target=math.nan)
+    if tolerance is not None:
+        compared = replace(compared, tolerance=tolerance)
+
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     result = leading(judge_trials(trials.reindex(columns=list(columns)), compared))
     made = result.answer if result else None
     if made is None:
         return None
+
     size = f"The tolerance of {compared.tolerance:g}"
     if not is_loss:
         made = replace(made, scope=f"{made.scope} {size} is in the unit of {short_text(metric)}.")
@@ -85,7 +89,8 @@ def _trials_of(table: Table) -> pd.DataFrame:
     """
     required = {name: "status" if name == "state" else name for name in REQUIRED}
     required[table.metric] = table.metric
-    if missing := [name for name, column in required.items() if column not in table.titles]:
+    missing = [name for name, column in required.items() if column not in table.titles]
+    if missing:
         what = "column" if len(missing) == 1 else "columns"
         not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
         problem = f"trials must have the {what} {join(missing)}"
@@ -102,6 +107,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
             values = short_text(", ".join(sorted({*table.rows[name]})))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
             raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
+
     trials = table.trials().assign(label=tables.policy_labels)
     is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]

@@ -61,7 +61,8 @@ class Estimate(NamedTuple):
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with its t interval; there is none for one value."""
-    mean, count = float(np.mean(values)), len(values)
+    mean = float(np.mean(values))
+    count = len(values)
     if count < 2:
         return Estimate(mean, math.nan, math.nan)
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
@@ -149,8 +150,9 @@ def _trials_table(records: Sequence[dict[str, Any]], objective: str) -> pd.DataF
 
     Missing numbers are NaN, and missing texts are None.
     """
-    names = {name for record in records for name in record} | {objective}
-    columns = TRIAL_COLUMNS | dict.fromkeys(sorted(names - TRIAL_COLUMNS.keys()), "float64")
+    names = {objective}.union(*records)
+    metrics = sorted(names - TRIAL_COLUMNS.keys())
+    columns = TRIAL_COLUMNS | dict.fromkeys(metrics, "float64")
     trials = pd.DataFrame(records, columns=list(columns))
     is_given = trials.notna()
 
@@ -172,7 +174,9 @@ def _curves_table(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
     metrics = sorted(map(str, set(points) - set(POSITION)))
     points = points[[*POSITION, *metrics]].astype({"step": int, "tokens": int})
 
-    ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
+    ids: list[str] = []
+    for trial, rows in curves.items():
+        ids += [trial] * len(rows)
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     return points
 
@@ -181,7 +185,9 @@ def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
     """Return check.json if it is of the plan's command and code, otherwise an empty document."""
     checked: dict[str, Any] = {}
     with contextlib.suppress(SweepError):  # a damaged file counts as none
-        checked = find_json(folder.check_path) or {}
+        found = find_json(folder.check_path)
+        if found:
+            checked = found
     command = [checked.get("command")]
     is_current = command == plan.settings.user_code and checked.get("code") == plan.code
     return checked if is_current else {}
@@ -213,7 +219,9 @@ def read_csv(path: Path) -> pd.DataFrame:
         table: pd.DataFrame = pd.read_csv(path, compression=None, **texts)
         return table
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or reason_of(_of_whole_file(error, path))
+        reason = getattr(error, "strerror", None)
+        if not reason:
+            reason = reason_of(_of_whole_file(error, path))
     raise SweepError(f"{path} must be a CSV file, but {reason}. Correct it, or give another path.")
 
 
@@ -285,11 +293,15 @@ def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
         if TRIAL_COLUMNS.get(name, "float64") in NUMBERS:
             table[name] = to_numbers(table[name])
 
-    rows = table.astype(object).where(table.notna(), None).map(_with_formula).to_dict("records")
-    records = {str(row.get("id")): {name: row[name] for name in known} for row in rows}
+    cells = table.astype(object).where(table.notna(), None).map(_with_formula)
+    rows = cells.to_dict("records")
+    records = {}
+    for row in rows:
+        records[str(row.get("id"))] = {name: row[name] for name in known}
     planned = {str(row.id): row for row in plan.known_trials}
     if records.keys() != planned.keys() or len(rows) != len(planned):
         raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
+
     return [
         records[trial] | _planned_values(row, plan, exclude=MEASURED)
         for trial, row in planned.items()
@@ -299,7 +311,7 @@ def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
 def _planned_values(row: PlannedTrial, plan: Plan, exclude: Collection[str] = ()) -> dict[str, Any]:
     """Return the values of a planned trial by column."""
     names = TRIAL_COLUMNS.keys() - set(exclude)
-    optimizer = row.optimizer or plan.settings.optimizer.name
+    optimizer = row.optimizer if row.optimizer else plan.settings.optimizer.name
     return row.model_dump(include=names) | {"optimizer": optimizer}
 
 
@@ -313,6 +325,7 @@ def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
     for name in ("id", "step", "tokens"):
         if name not in table:
             refuse(f"have the column {name}")
+
     numbers = table.drop(columns="id")
     for name in map(str, numbers):
         converted = to_numbers(numbers[name])
@@ -321,9 +334,11 @@ def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
             line = int(is_wrong.to_numpy().argmax()) + 2  # the header is the first line
             refuse(f"have a number in each cell, or nothing, unlike {name!r} in line {line}")
         numbers[name] = converted
+
     is_late = numbers.groupby(table["id"])["tokens"].diff() < 0
     if is_late.any():
         refuse("have the points of each trial in the order of their tokens")
+
     by_trial = dict(iter(numbers.groupby(table["id"].astype(str))))
     planned = [str(row.id) for row in plan.known_trials]
     if not by_trial.keys() <= set(planned):
@@ -371,7 +386,8 @@ def _unfinished_values(trial: TrialFolder, row: PlannedTrial, plan: Plan) -> dic
     }
     if status.cause is not None:
         values["cause"] = str(status.cause)
-        values["message"] = cut(status.message, MESSAGE_CHARACTERS) or None
+        message = cut(status.message, MESSAGE_CHARACTERS)
+        values["message"] = message if message else None
     if status.microbatch_size:  # it may have shrunk after out_of_memory
         values["microbatch_size"] = status.microbatch_size
         sequences = row.devices * status.microbatch_size
@@ -399,8 +415,11 @@ def curves_by_trial(sweep: SweepTables, metric: str) -> Iterator[tuple[str, Any,
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     """Write the least and the greatest finite number, once if they read the same."""
     numbers = sorted(value for value in values if value is not None and math.isfinite(value))
-    ends = [format(number, form) for number in (*numbers[:1], *numbers[-1:])]
-    return " to ".join(dict.fromkeys(ends)) or "–"
+    if not numbers:
+        return "–"
+    least = format(numbers[0], form)
+    greatest = format(numbers[-1], form)
+    return least if least == greatest else f"{least} to {greatest}"
 
 
 def policy_names(trials: pd.DataFrame) -> list[str]:
@@ -435,18 +454,26 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     ends = {State.COMPLETE: "complete", State.FAILED: "failed", State.PRUNED: "pruned"}
     outcome = finals["state"].map(ends).fillna("unfinished")
     outcome = outcome.mask(finals["cause"] == "diverged", "diverged")
-    finals = finals.assign(planned=1, **{name: outcome == name for name in COUNTS[1:]})
-    groups = finals.groupby(CELL_KEYS, sort=False)
-    done = finals[finals["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
-    # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
-    columns = list(dict.fromkeys([*MEANS, objective.name, *other_metrics(trials, objective)]))
-    means = done[columns].agg(pd.Series.mean, skipna=False)
-    means["peak_memory_bytes"] = done["peak_memory_bytes"].max()
-    values = done[objective.name].agg(spread="std", least="min", largest="max")
+    has_outcome = {name: outcome == name for name in COUNTS[1:]}
+    finals = finals.assign(planned=1, **has_outcome)
+
     # A diverged trial records the steps that it took; the others, those of the plan.
+    groups = finals.groupby(CELL_KEYS, sort=False)
     planned = groups[["policy", "steps"]].max()
-    cells = pd.concat([planned, groups[COUNTS].sum(), means, values], axis=1).reset_index()
-    cells["order"] = pd.factorize(cells["label"])[0]
+    counts = groups[COUNTS].sum()
+
+    # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
+    complete = finals[finals["complete"]].astype(dict.fromkeys(MEANS, float))
+    groups_of_complete = complete.groupby(CELL_KEYS)
+    metrics = [objective.name, *other_metrics(trials, objective)]
+    columns = list(dict.fromkeys([*MEANS, *metrics]))
+    means = groups_of_complete[columns].agg(pd.Series.mean, skipna=False)
+    means["peak_memory_bytes"] = groups_of_complete["peak_memory_bytes"].max()
+    values = groups_of_complete[objective.name].agg(spread="std", least="min", largest="max")
+
+    cells = pd.concat([planned, counts, means, values], axis=1).reset_index()
+    order, _ = pd.factorize(cells["label"])
+    cells["order"] = order
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
     # A final trial is pruned only on the way to a target: it is a bound, which is data too.
@@ -461,18 +488,26 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     `start` and `end` are by seed, with the same prompts and random numbers; `difference` is the
     Estimate of their paired difference, or None below two seeds.
     """
-    last = {trial: -float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
+    last_reward = {}
+    for trial, _, losses in curves_by_trial(sweep, "valid/loss"):
+        last_reward[trial] = -float(losses[-1])
     trials = final_trials(sweep.trials)
     trials["start"] = -trials["initial_valid_loss"].astype(float)
-    trials["end"] = trials["id"].map(last).astype(float)
+    trials["end"] = trials["id"].map(last_reward).astype(float)
     if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
         # The final evaluation has the same prompts and random numbers, and the same weights.
         trials["end"] = trials["end"].fillna(-trials["final_valid_loss"].astype(float))
-    trials = trials[trials["state"] == State.COMPLETE].dropna(subset=["start", "end"])
+    complete = trials[trials["state"] == State.COMPLETE]
+
     gains = []
-    for _, rows in trials.groupby(CELL_KEYS, sort=False):
-        ends = rows.astype({"seed": int}).set_index("seed")[["start", "end"]].to_dict()
+    for _, rows in complete.dropna(subset=["start", "end"]).groupby(CELL_KEYS, sort=False):
+        by_seed = rows.astype({"seed": int}).set_index("seed")
         differences = (rows["end"] - rows["start"]).to_list()
-        difference = mean_of(differences) if len(differences) > 1 else None
-        gains.append({**rows.iloc[0][CELL_KEYS], **ends, "difference": difference})
+        gain = {
+            **rows.iloc[0][CELL_KEYS],
+            "start": by_seed["start"].to_dict(),
+            "end": by_seed["end"].to_dict(),
+            "difference": mean_of(differences) if len(differences) > 1 else None,
+        }
+        gains.append(gain)
     return gains

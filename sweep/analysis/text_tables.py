@@ -79,13 +79,15 @@ def _csv_table(path: Path, text: str) -> TextTable:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
     header_line = 0
-    rows, numbers = list[list[str]](), list[int]()
+    rows: list[list[str]] = []
+    numbers: list[int] = []
     try:
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
             if not header:
-                header, header_line = cells, reader.line_num
+                header = cells
+                header_line = reader.line_num
             elif len(cells) != len(header):
                 expected = f"{len(header)} cells, as its header in line {header_line}"
                 raise SweepError(
@@ -115,9 +117,14 @@ def _markdown_tables(lines: list[str]) -> Iterator[TextTable]:
         is_rule = {"|", "-"} <= set(line) <= set("|-: \t")
         if k < end or not is_rule or "|" not in lines[k - 1]:
             continue
-        end = next((n for n in range(k, len(lines)) if "|" not in lines[n]), len(lines))
+
+        end = k
+        while end < len(lines) and "|" in lines[end]:
+            end += 1
         header = _split_row(lines[k - 1])
-        rows, numbers, left_out = list[list[str]](), list[int](), list[str]()
+        rows: list[list[str]] = []
+        numbers: list[int] = []
+        left_out: list[str] = []
         for number in range(k + 1, end):
             cells = _split_row(lines[number])
             if len(cells) == len(header):
@@ -137,10 +144,15 @@ def _split_row(line: str) -> list[str]:
 def cells_of(trials: pd.DataFrame) -> TextTable:
     """Return a DataFrame as text, from which every number is read back exactly."""
     is_given = trials.notna().to_numpy()
-    rows = [
-        [str(value) if given else "" for value, given in zip(values, flags, strict=True)]
-        for values, flags in zip(
-            trials.astype(object).itertuples(index=False, name=None), is_given, strict=True
-        )
-    ]
-    return TextTable("the table", list(map(str, trials)), rows, list(range(len(rows))), "row")
+    tuples = trials.astype(object).itertuples(index=False, name=None)
+    rows = []
+    for values, flags in zip(tuples, is_given, strict=True):
+        pairs = zip(values, flags, strict=True)
+        rows.append([str(value) if given else "" for value, given in pairs])
+    return TextTable(
+        name="the table",
+        header=list(map(str, trials)),
+        rows=rows,
+        numbers=list(range(len(rows))),
+        unit="row",
+    )

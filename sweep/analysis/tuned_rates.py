@@ -38,8 +38,9 @@ class TunedRate:
     def best(self) -> float | None:
         """The measured rate with the least loss, the lowest of equal ones; None without a loss."""
         losses = np.nan_to_num(self.points.losses, nan=math.inf)
-        is_finite = bool(np.isfinite(losses).any())
-        return float(np.exp(self.points.log_rates[losses.argmin()])) if is_finite else None
+        if not np.isfinite(losses).any():
+            return None
+        return float(np.exp(self.points.log_rates[losses.argmin()]))
 
     @cached_property
     def fit(self) -> RateBounds:
@@ -49,8 +50,9 @@ class TunedRate:
     @property
     def optimum(self) -> float | None:
         """The lowest point of the curve that fits best, below rates that diverged; or None."""
-        has_fit = bool(np.isfinite(self.fit.optimum))
-        return float(np.exp(best_log_rates(self.points))) if has_fit else None
+        if not np.isfinite(self.fit.optimum):
+            return None
+        return float(np.exp(best_log_rates(self.points)))
 
 
 def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...]:
@@ -68,30 +70,35 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
         is_tried = ~trials["is_failed"] | trials["has_diverged"]
         counts = trials[is_tried].groupby("batch_size")["learning_rate"].nunique()
         trials = trials[trials["batch_size"].isin(counts.index[counts > 1])]
+
     rates = []
     for batch_size, group in trials.groupby("batch_size"):
         finals = rows[~is_tuning & (rows["batch_size"] == batch_size)]
-        has_no_value = (
-            group["is_failed"] & ~group["has_diverged"] & (group["state"] != State.PRUNED)
-        )
-        ended = group[~has_no_value]
+        is_without_value = group["is_failed"] & ~group["has_diverged"]
+        is_without_value &= group["state"] != State.PRUNED
+        ended = group[~is_without_value]
         most = group["token_budget"].max()
         if has_stage:
             is_told = tells_of_budget(ended["token_budget"], most, ended["has_diverged"])
             ended = ended[is_told | ended["token_budget"].isna()]
+
         winners = finals if len(finals) else ended[~ended["is_failed"]]
         if has_stage and is_own and len(winners):
-            best = winners.iloc[winners["value"].fillna(math.inf).to_numpy().argmin()]
+            losses = winners["value"].fillna(math.inf).to_numpy()
+            best = winners.iloc[losses.argmin()]
             for name in ("adam_beta2", "weight_decay"):
                 if group[name].nunique() > 1:  # tuned too
                     ended = ended[ended[name] == best[name]]
+
         value = ended["value"].mask(ended["has_diverged"], math.inf)
         table = ended[["learning_rate", "state"]].assign(value=value, seed=0)
         if has_stage:
             table["seed"] = to_numbers(ended["seed"]).fillna(0).astype(int)
+
+        groups = table.groupby(["learning_rate", "seed"])["value"]
+        means = groups.agg(pd.Series.mean, skipna=False).reset_index()
         tried: dict[float, dict[int, float]] = {}
-        means = table.groupby(["learning_rate", "seed"])["value"].agg(pd.Series.mean, skipna=False)
-        for rate, seed, mean in means.reset_index().itertuples(index=False):
+        for rate, seed, mean in means.itertuples(index=False):
             tried.setdefault(float(rate), {})[int(seed)] = float(mean)
         rates.append(
             TunedRate(

@@ -67,7 +67,8 @@ class HuggingFace(nn.Module):
         options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
         load: Any = type(self.model).from_pretrained
         pretrained, report = load(folder, **options, output_loading_info=True)
-        if missing := sorted(report["missing_keys"]):  # otherwise they would be random
+        missing = sorted(report["missing_keys"])
+        if missing:  # otherwise they would be random
             raise ValueError(f"{', '.join(missing)} is missing")
         self.model.load_state_dict(pretrained.state_dict())
 

@@ -54,18 +54,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow, dtype = weight.to(hidden.dtype), wide_dtype(weight)
-            hidden_grad, weight_grad = torch.empty_like(hidden), None  # (N, D), (V, D)
+            narrow = weight.to(hidden.dtype)
+            dtype = wide_dtype(weight)
+            hidden_grad = torch.empty_like(hidden)  # (N, D)
+            weight_grad = None  # (V, D)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
             for chunk, ids, chunk_grad in zip(*chunks, strict=True):
                 logits = widened(chunk @ narrow.T)  # (n, V)
                 losses, normalizer = row_losses(logits, ids)
                 total += losses.sum()
+
                 grad = logits.sub_(normalizer).exp_()  # softmax, in place
                 grad = grad.scatter_add_(1, ids[:, None], -torch.ones_like(normalizer))
                 grad = grad.to(hidden.dtype)
                 chunk_grad.copy_(grad @ narrow)
+
                 if not ctx.needs_input_grad[1]:
                     pass  # the weight is frozen
                 elif weight_grad is None:
@@ -75,8 +79,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     weight_grad += grad.T @ chunk
                 del logits, grad
-        parts = () if weight_grad is None else (weight_grad.to(weight.dtype),)
-        ctx.save_for_backward(hidden_grad, *parts)
+        if weight_grad is None:
+            ctx.save_for_backward(hidden_grad)
+        else:
+            ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
         return total
 
     @staticmethod
@@ -103,7 +109,8 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
-            transposed, parts = weight.to(hidden.dtype).T, []
+            transposed = weight.to(hidden.dtype).T
+            parts = []
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
             for chunk, ids in zip(*chunks, strict=True):
                 logits = widened(chunk @ transposed).div_(temperature)  # (n, V)
@@ -113,7 +120,8 @@ class _LinearLogProbs(torch.autograd.Function):
                 del logits
         log_probs, entropies, normalizers = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, targets, normalizers)
-        ctx.rows, ctx.temperature = rows, temperature
+        ctx.rows = rows
+        ctx.temperature = temperature
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -137,5 +145,6 @@ class _LinearLogProbs(torch.autograd.Function):
                 if weight_grad is not None:
                     weight_grad += slopes.T @ chunk
                 del logits, slopes
-        weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+        if weight_grad is not None:
+            weight_grad = weight_grad.to(weight.dtype)
         return hidden_grad, weight_grad, None, None, None

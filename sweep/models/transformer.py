@@ -32,13 +32,17 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.head = nn.Linear(width, settings.vocabulary, bias=False)
+
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                for part in parameter.detach().chunk(STACKED.get(name.split(".")[-2], 1)):
-                    std = 1.0 if name == "embedding.weight" else math.sqrt(2 / sum(part.shape))
-                    limit = TRUNCATE * std
-                    nn.init.trunc_normal_(part, 0.0, std, -limit, limit, generator=generator)
+            if parameter.ndim != 2:
+                continue
+            module = name.split(".")[-2]
+            for part in parameter.detach().chunk(STACKED.get(module, 1)):
+                std = 1.0 if name == "embedding.weight" else math.sqrt(2 / sum(part.shape))
+                limit = TRUNCATE * std
+                nn.init.trunc_normal_(part, 0.0, std, -limit, limit, generator=generator)
+
         cos, sin = rotary_tables(settings.context, width // settings.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -49,14 +53,16 @@ class Transformer(nn.Module):
         return self.hidden(ids, cache), cache
 
     def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
+        padding = (0, 0, 0, tokens)
         for index, (key, value) in enumerate(past):
-            past[index] = F.pad(key, (0, 0, 0, tokens)), F.pad(value, (0, 0, 0, tokens))
+            past[index] = (F.pad(key, padding), F.pad(value, padding))
         return past
 
     def hidden(self, ids: Tensor, cache: KeyValues | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
         positions = slice(start, start + ids.shape[1])
-        cos, sin = self.cos[positions], self.sin[positions]
+        cos = self.cos[positions]
+        sin = self.sin[positions]
         x = self.embedding(ids)  # (B, T, D)
         for index, block in enumerate(self.blocks):
             arguments = (x, cos, sin, cache[index] if start and cache else None)
@@ -105,7 +111,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = stacked.transpose(1, 3).unbind(2)  # (B, H, T, D/H) each
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query = rotate(query, cos, sin)
+        key = rotate(key, cos, sin)
         if past is not None:
             assert length == 1, "a past is extended token by token"
             key = torch.cat((past[0], key), dim=2)

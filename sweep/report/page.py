@@ -31,13 +31,16 @@ def to_html(
 
     def name_heading(match: re.Match[str]) -> str:
         level, text = match.groups()
-        name = re.sub(r"\W+", "-", re.sub("<[^>]*>|&[^;]*;", "", text).lower()).strip("-")
-        name += f"-{len(headings)}" * (name in {heading["id"] for heading in headings})
+        words = re.sub("<[^>]*>|&[^;]*;", "", text).lower()
+        name = re.sub(r"\W+", "-", words).strip("-")
+        if name in {heading["id"] for heading in headings}:
+            name += f"-{len(headings)}"
         headings.append({"level": level, "id": name, "text": text})
         return f'<h{level} id="{name}"><a href="#{name}">{text}</a></h{level}>'
 
     def embed(match: re.Match[str]) -> str:
-        if (chart := charts.get(match[1])) is None:
+        chart = charts.get(match[1])
+        if chart is None:
             return ""
         picture = f"data:image/png;base64,{base64.b64encode(chart.png).decode()}"
         panels = '<div class="panel"></div>' * len(chart.panels)
@@ -53,9 +56,10 @@ def to_html(
     body = re.sub(r"<h([1-4])>(.*?)</h\1>", name_heading, body)
     body = body.replace("<table>", '<div class="table"><table>')
     body = body.replace("</table>", "</table></div>")
+
     specifications = {name: chart.panels for name, chart in charts.items() if chart}
     data = json.dumps({"charts": specifications, "colors": batch_colors(sizes)})
-    paths = SCRIPTS / "charts.min.js", FOLDER / "templates" / "page.js"
+    paths = [SCRIPTS / "charts.min.js", FOLDER / "templates" / "page.js"]
     scripts = [path.read_text(encoding="utf-8") for path in paths]
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
     return PAGE.get_template("page.html.j2").render(

@@ -26,9 +26,11 @@ def publish(path: Path, target: Path) -> None:
     """
     if target.exists():
         raise SweepError(f"{target} exists already. Remove it, or choose another name.")
-    sweep, folder = tables.load_tables(path), SweepFolder(path)
+    sweep = tables.load_tables(path)
+    folder = SweepFolder(path)
     if folder.is_published:
         raise SweepError(f"{path} must have the folders of its trials. Publish a sweep that ran.")
+
     with tempfile.TemporaryDirectory() as parent:
         copy = Path(parent, "copy", sweep.name)  # the report has this name
         write_report(path, copy)

@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from itertools import chain, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -34,7 +35,7 @@ from sweep.decision.proposal import command_with, recorded_out
 from sweep.errors import SweepError, printable
 from sweep.plan.plan import Plan
 from sweep.plan.policies import LEAST_SEEDS, describe_policy
-from sweep.report.charts import plot_all
+from sweep.report.charts import Chart, plot_all
 from sweep.report.page import LOADER, to_html
 from sweep.trial.files import replacing, sha256_of
 from sweep.trial.folder import SweepFolder
@@ -47,40 +48,63 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     Each file is replaced atomically, report.md last.
     """
     sweep = load_sweep(path)
-    out = Path(out or path)
-    objective = sweep.plan.settings.evaluated
+    out = Path(out) if out else Path(path)
     if SweepFolder(Path(path)).is_published and out.resolve() == Path(path).resolve():
         raise SweepError(f"{path} is published and stays as it is. Write to another --out FOLDER.")
-    cells = tables.compare_batch_sizes(sweep.trials, objective)
+
     charts = plot_all(sweep)
-    folder = out / "figures"
+    _write_figures(charts, out / "figures")
+    tables.write_trials_csv(sweep, out / "trials.csv")
+
+    text = _markdown_of_sweep(sweep, charts)
+    page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.batch_sizes)
+    answer = sweep.answer()
+    document = json.dumps(None if answer is None else answer.as_json(), indent=1)
+    for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
+        with replacing(out / name) as part:
+            part.write_text(content, encoding="utf-8")
+    return out / "report.md"
+
+
+def _write_figures(charts: Mapping[str, Chart | None], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, chart in charts.items():
-        if chart:
-            with replacing(folder / f"{name}.png") as part:
-                part.write_bytes(chart.png)
-        else:  # an earlier report may have had it
-            (folder / f"{name}.png").unlink(missing_ok=True)
-    tables.write_trials_csv(sweep, out / "trials.csv")
-    answer = sweep.answer()
+        path = folder / f"{name}.png"
+        if chart is None:
+            path.unlink(missing_ok=True)  # an earlier report may have had it
+            continue
+        with replacing(path) as part:
+            part.write_bytes(chart.png)
+
+
+def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
+    objective = sweep.plan.settings.evaluated
+    cells = tables.compare_batch_sizes(sweep.trials, objective)
     trials = sweep.trials.fillna({"state": "unknown"})
+    has_failed = trials["cause"].notna()
+    has_train_loss = False
+    if objective.name == LOSS.name:
+        has_values = bool(trials["final_train_loss"].notna().any())
+        has_train_loss = has_values or sweep.plan.settings.data is not None
     curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
-    text = render(
+    scope = ""
+    if sweep.leading:
+        scope = scope_of(sweep.trials, sweep.leading.label, sweep.plan)
+    return render(
         "report.md.j2",
         version=__version__,
         charts=charts,
         sweep=sweep,
         policies=sorted(sweep.policies, key=lambda policy: policy is not sweep.leading),
-        answer=answer,
+        answer=sweep.answer(),
         lines=sweep.sentences(),
-        scope=scope_of(sweep.trials, sweep.leading.label, sweep.plan) if sweep.leading else "",
+        scope=scope,
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
-        has_train_loss=objective.name == LOSS.name
-        and (trials["final_train_loss"].notna().any() or sweep.plan.settings.data is not None),
+        has_train_loss=has_train_loss,
         other_metrics=tables.other_metrics(sweep.trials, objective),
         all_trials=sweep.trials.to_dict("records"),
-        failures=trials[trials["cause"].notna()].to_dict("records"),
+        failures=trials[has_failed].to_dict("records"),
         gains=tables.find_gains(sweep) if sweep.plan.settings.workload.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
@@ -90,21 +114,19 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         check_curve=check_curve,
         supports_crossings=supports_crossings,
         supports_fit=supports_fit,
-        steps=[row for curve in curves.values() for row in _steps(curve)],
-        equal_losses=[
-            (measure, label, *losses_at(sweep, curve.trials, measure))
-            for measure in ("tokens", "steps", "seconds")
-            for label, curve in curves.items()
-            if curve.trials["has_curve"].any()
-        ],
+        steps=[*chain.from_iterable(_steps(curve) for curve in curves.values())],
+        equal_losses=_equal_losses(sweep, curves),
         **_rates(sweep),
     )
-    page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.batch_sizes)
-    document = json.dumps(answer and answer.as_json(), indent=1)
-    for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
-        with replacing(out / name) as part:
-            part.write_text(content, encoding="utf-8")
-    return out / "report.md"
+
+
+def _equal_losses(sweep: Sweep, curves: Mapping[str, StepsCurve]) -> list[tuple[Any, ...]]:
+    """Return each measure and policy with the losses that batch sizes reach with as much of it."""
+    rows = []
+    for measure, (label, curve) in product(("tokens", "steps", "seconds"), curves.items()):
+        if curve.trials["has_curve"].any():
+            rows.append((measure, label, *losses_at(sweep, curve.trials, measure)))
+    return rows
 
 
 def _noise_command(plan: Plan) -> str | None:
@@ -131,31 +153,36 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
         sizes = [row.batch_size for row in result.answer.batch_sizes]
         sigma = dict(zip(sizes, np.sqrt(result.decision.variance).tolist(), strict=True))
     costs = rule_costs(sweep.plan, result.rates, sigma)
+    rules = dict.fromkeys(cost.rule for cost in costs)  # in their order
     return {
         "rates": result.rates,
         "exponent": rate_exponent(result.rates),
         "rules": costs,
         "rules_sentence": describe_costs(costs, sweep.plan.settings.objective.margin),
-        "rule_names": {name: RULES[name] for name in dict.fromkeys(c.rule for c in costs)},
+        "rule_names": {name: RULES[name] for name in rules},
     }
 
 
 def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     """Return each batch size's steps to the target: means over the seeds that reached it."""
     batches = curve.trials.groupby("batch_size")
-    is_reached = curve.trials["is_known"] & ~curve.trials["is_censored"]
-    reached = curve.trials[is_reached].groupby("batch_size")
     table = batches[["label", "learning_rate"]].first()
     table["seeds"] = batches["is_known"].sum()
     table["bound"] = batches["steps"].min()
+
+    is_reached = curve.trials["is_known"] & ~curve.trials["is_censored"]
+    reached = curve.trials[is_reached].groupby("batch_size")
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
     table[["tokens", "steps"]] = reached[["tokens", "steps"]].mean()
     table["seconds"] = reached["seconds"].agg(typical_time).astype(float)
     table["steps_sd"] = reached["steps"].std()
-    sizes = list(curve.batch_sizes)
-    fit = curve.fit
-    table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
-    table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
+
+    table["slope"] = np.nan
+    table["residual"] = np.nan
+    if curve.fit:
+        sizes = list(curve.batch_sizes)
+        table["slope"] = pd.Series(curve.fit.slopes, sizes[1:])
+        table["residual"] = pd.Series(curve.fit.residuals.mean(0), sizes)
     return table.reset_index().to_dict("records")
 
 
@@ -165,12 +192,22 @@ def render(template: str, **context: Any) -> str:
 
 
 def markdown_of(document: Mapping[str, Any]) -> str:
-    peaks = [point["peak_bytes"] or 0 for point in document["points"]]
-    # one unit for the whole page, so that rows can be compared
-    unit, scale = ("GiB", 2.0**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2.0**20)
+    """Return the page of `sweep forecast` or `sweep probe`."""
+    peaks = [point["peak_bytes"] for point in document["points"] if point["peak_bytes"]]
+    # One unit for the whole page, so that rows can be compared.
+    if max(peaks, default=0) >= 2**30:
+        unit = "GiB"
+        scale = 2.0**30
+        default_digits = 3
+    else:
+        unit = "MiB"
+        scale = 2.0**20
+        default_digits = 1
 
-    def size(number_of_bytes: float | None, digits: int = 3 if unit == "GiB" else 1) -> str | None:
-        return None if number_of_bytes is None else f"{number_of_bytes / scale:.{digits}f}"
+    def size(number_of_bytes: float | None, digits: int = default_digits) -> str | None:
+        if number_of_bytes is None:
+            return None
+        return f"{number_of_bytes / scale:.{digits}f}"
 
     return render(f"{_kind_of(document)}.md.j2", document=document, unit=unit, size=size)
 
@@ -180,9 +217,9 @@ def write_memory(document: Mapping[str, Any], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     contents = {"json": json.dumps(document, indent=1) + "\n", "md": markdown_of(document)}
     for suffix, content in contents.items():
-        with replacing(page := out / f"{_kind_of(document)}.{suffix}") as part:
+        with replacing(out / f"{_kind_of(document)}.{suffix}") as part:
             part.write_text(content, encoding="utf-8")
-    return page
+    return out / f"{_kind_of(document)}.md"
 
 
 def _kind_of(document: Mapping[str, Any]) -> str:
@@ -216,7 +253,9 @@ def escape(value: Any) -> Any:
     may_link = not _has_pairs(line)
     line = MARKUP.sub(r"\\\g<0>", line)
     line = UNDERSCORES.sub(lambda run: r"\_" * len(run[0]), line)
-    return BRACKETS.sub(r"\\\g<0>", line) if may_link else line
+    if may_link:
+        line = BRACKETS.sub(r"\\\g<0>", line)
+    return line
 
 
 def _has_pairs(line: str) -> bool:
@@ -239,8 +278,9 @@ def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
 
 def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
     def write(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
-        has_spread = seeds >= LEAST_SEEDS and math.isfinite(sd)
-        return f"{form(mean)} ± {form(sd)}" if has_spread else form(mean)
+        if seeds < LEAST_SEEDS or not math.isfinite(sd):
+            return form(mean)
+        return f"{form(mean)} ± {form(sd)}"
 
     return write
 
@@ -248,8 +288,9 @@ def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
 def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
     if row.estimated_regret is None or row.regret_interval is None:
         return MISSING
-    value, _, high = map(answer.compared.write, (row.estimated_regret, *row.regret_interval))
-    return f"{value.split()[0]}, at most {high}"
+    _, most = row.regret_interval
+    value = answer.compared.write(row.estimated_regret)
+    return f"{value.split()[0]}, at most {answer.compared.write(most)}"
 
 
 MARKDOWN = Environment(

@@ -28,7 +28,10 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
     settings = config.science.workload
     name = settings.name
-    build: Any = WORKLOADS.get(settings.kind) or load_object(name)
+    if settings.kind in WORKLOADS:
+        build: Any = WORKLOADS[settings.kind]
+    else:
+        build = load_object(name)
     with user_code(
         f"workload {name!r} must build a sweep.workloads.workload.Workload from a trial's config "
         "and a device"
@@ -50,10 +53,12 @@ def inspect_workload(
 
     The user's code also computes a loss, and its FLOPs are counted.
     """
-    science, facts = config.science, dict[str, Any]()
+    science = config.science
+    facts: dict[str, Any] = {}
     workload = build_workload(config, torch.device("cpu"))
     workload.check(text)
-    names = ", ".join(science.user_code or [science.workload.name])
+
+    names = ", ".join(science.user_code) if science.user_code else science.workload.name
     with user_code(f"{names} must build a model and compute a loss"):
         if science.code is None:
             model = build_without_weights(workload.build_model)
@@ -61,6 +66,7 @@ def inspect_workload(
             model = workload.build_model()
             if not science.workload.samples:
                 facts["flops_per_token"] = count_flops(workload, model)
+
     builds_own_model = type(workload).build_model is not Pretrain.build_model
     if workload.is_language and builds_own_model:
         facts["name"] = science.workload.name  # not the experiment's model
@@ -77,7 +83,8 @@ def count_flops(workload: Workload, model: nn.Module) -> float:
 
     Sampling is not counted.
     """
-    count, workload.is_rehearsal = max(2, workload.config.group_size), True
+    workload.is_rehearsal = True
+    count = max(2, workload.config.group_size)
     batch = workload.roll_out(model, workload.random_batch(count), count)
     # Fused attention on a CPU is not counted.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

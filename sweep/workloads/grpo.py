@@ -7,6 +7,7 @@ belongs to prompt i // group_size. Shapes: B completions of N tokens, prompts of
 """
 
 import copy
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -110,7 +111,9 @@ class Grpo(LanguageWorkload):
         targets = ids[:, first:]
         if isinstance(model, HasHidden):
             states, weight = self.head(model, ids[:, :-1], first - 1)
-            rows = self.config.execution.loss_chunk_rows or len(states)
+            rows = self.config.execution.loss_chunk_rows
+            if not rows:
+                rows = len(states)
             log_probs, entropies = linear_log_probs(
                 states, weight, targets.flatten(), rows, temperature
             )
@@ -141,10 +144,12 @@ class Grpo(LanguageWorkload):
                 prompts += [self.task.prompt(int(group), False)] * size
             ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
+
         with self._phase("generate"):
             at_once = self.config.completions_at_once(microbatch_size)
             end = None if is_random else self.end
             completions = self.generate(model, ids, uniforms, at_once, end)
+
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
@@ -154,6 +159,7 @@ class Grpo(LanguageWorkload):
                 gain = advantages(scores, size, settings.scale_rewards)
             mask = completion_mask(completions, self.end)
             self.meter.add("completion/tokens", mask.sum(), len(mask))
+
         with self._phase("log_probs"), torch.no_grad():
             ids = torch.cat((ids, completions), dim=1)
             parts = torch.split(ids, microbatch_size)
@@ -169,7 +175,10 @@ class Grpo(LanguageWorkload):
         length = self.settings.prompt_tokens
         rows = []
         for prompt in prompts:
-            ids = list(prompt.ids or self.tokenizer.encode_batch([prompt.text])[0].tolist())
+            if prompt.ids:
+                ids = list(prompt.ids)
+            else:
+                ids = self.tokenizer.encode_batch([prompt.text])[0].tolist()
             if len(ids) > length:
                 raise SweepError(
                     f"prompt_tokens must hold the longest prompt, got {length} for {prompt.text!r} "
@@ -182,13 +191,21 @@ class Grpo(LanguageWorkload):
         self, model: nn.Module, prompts: Tensor, uniforms: Tensor, size: int, end: int | None
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
-        options = (self.settings.temperature, self.settings.top_p, end, self.is_rehearsal)
-        was_training = model.training
-        model.eval()
+        sample = functools.partial(
+            generate,
+            model,
+            temperature=self.settings.temperature,
+            top_p=self.settings.top_p,
+            end=end,
+            is_rehearsal=self.is_rehearsal,
+        )
         uniforms = uniforms.to(self.device, self.wide_dtype)
         pairs = zip(torch.split(prompts, size), torch.split(uniforms, size), strict=True)
+
+        was_training = model.training
+        model.eval()
         with autocast(self.device, self.config.science.precision):
-            parts = [generate(model, ids, own, *options) for ids, own in pairs]
+            parts = [sample(ids, numbers) for ids, numbers in pairs]
         model.train(was_training)
         return torch.cat(parts)
 
@@ -207,28 +224,32 @@ class Grpo(LanguageWorkload):
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         held_out = self._rewards(model, FINAL_PROMPTS, is_held_out=True)
-        groups = self.config.science.tokens // self.tokens_per_sequence // self.settings.group_size
-        train = self._rewards(model, min(FINAL_PROMPTS, max(1, groups)), is_held_out=False)
+        completions = self.config.science.tokens // self.tokens_per_sequence
+        groups = max(1, completions // self.settings.group_size)
+        train = self._rewards(model, min(FINAL_PROMPTS, groups), is_held_out=False)
         losses = np.stack([-held_out, np.ones(FINAL_PROMPTS)], axis=1)
         return FinalEvaluation({}, losses, -float(train.mean()))
 
     def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> Floats:
         size = self.config.execution.evaluation_batch_size
-        rewards = []
         at_once = min(size, self.config.completions_at_once(self.config.microbatch_size))
+        parts = []
         for first in range(0, count, size):
             watchdog.progress()
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             ids = self.generate(model, self.encode(prompts), uniforms, at_once, self.end)
-            rewards.append(score(self.reward, prompts, ids, self.tokenizer)[0])
-        return np.concatenate(rewards)
+            rewards, _ = score(self.reward, prompts, ids, self.tokenizer)
+            parts.append(rewards)
+        return np.concatenate(parts)
 
     def epochs(self) -> float | None:
-        tokens_per_prompt = self.tokens_per_sequence * self.settings.group_size
         prompts = self.task.prompts_in_epoch
-        return self.config.science.tokens / tokens_per_prompt / prompts if prompts else None
+        if not prompts:
+            return None
+        tokens_per_prompt = self.tokens_per_sequence * self.settings.group_size
+        return self.config.science.tokens / tokens_per_prompt / prompts
 
 
 def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
@@ -247,7 +268,8 @@ def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
 def completion_mask(completions: Tensor, end: int) -> Tensor:
     """Return 1 up to and including the first end id, then 0, (B, N) in float32."""
     is_end = (completions == end).to(torch.int64)
-    return (is_end.cumsum(dim=1) - is_end == 0).float()
+    ends_before = is_end.cumsum(dim=1) - is_end
+    return (ends_before == 0).float()
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -265,8 +287,12 @@ def surrogate(
 
     `old`: log-probabilities under the sampling policy; None if it is the current one.
     """
-    ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
-    low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)
+    if old is None:
+        old = log_probs.detach()
+    ratios = torch.exp(log_probs - old)
+    low = 1 - settings.clip
+    high = 1 + (settings.clip_high if settings.clip_high else settings.clip)
+
     gain = gain[:, None]
     losses = -torch.minimum(ratios * gain, ratios.clamp(low, high) * gain)
     is_clipped = ((ratios < low) & (gain < 0)) | ((ratios > high) & (gain > 0))
@@ -294,7 +320,9 @@ def score(
     names: dict[str, None] = {}  # in the order of their first completion
     for row in rows:
         names |= dict.fromkeys(row)
-    components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+    components = {}
+    for name in names:
+        components[name] = np.array([row.get(name, 0.0) for row in rows])
     total = np.sum([*components.values(), np.zeros(len(rows))], axis=0)
     return total, components
 
@@ -308,7 +336,9 @@ def add_rewards(
     meter.add("reward/group_std", deviations.sum(), len(deviations))
     for name, values in {"mean": rewards, **components}.items():
         meter.add(f"reward/{name}", values.sum(), len(rewards))
-    count = meter.sums["reward/mean"][1]
+
+    _, count = meter.sums["reward/mean"]
     for name in meter.sums.keys() - {f"reward/{name}" for name in REWARD_STATISTICS}:
         if name.startswith("reward/"):
-            meter.sums[name] = meter.sums[name][0], count
+            total, _ = meter.sums[name]
+            meter.sums[name] = (total, count)

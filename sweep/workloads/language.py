@@ -46,8 +46,9 @@ def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor
     results: list[Tensor] = []
     for first in range(0, len(parts), ranks.count()):
         index = first + ranks.rank()
-        result = compute(parts[min(index, len(parts) - 1)])  # equally often, for sharded weights
-        every = ranks.all_gather(result.cpu() if index < len(parts) else None)
+        has_part = index < len(parts)
+        result = compute(parts[index if has_part else -1])  # equally often, for sharded weights
+        every = ranks.all_gather(result.cpu() if has_part else None)
         results += [other.to(result.device) for other in every if other is not None]
     return results
 
@@ -64,10 +65,12 @@ class LanguageWorkload(Workload):
     @cached_property
     def text(self) -> TokenizedText | None:
         config = self.config
-        data, tokenizer = config.science.data, config.science.tokenizer
+        data = config.science.data
+        tokenizer = config.science.tokenizer
         if data is None or tokenizer is None:
             return None
-        if text := find_prepared(data, tokenizer, verify=True):
+        text = find_prepared(data, tokenizer, verify=True)
+        if text:
             return text
         if is_table(data):
             problem = "the data is not tokenized here, or its tokens are damaged"

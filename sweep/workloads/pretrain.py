@@ -73,7 +73,8 @@ class Pretrain(LanguageWorkload):
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
-        inputs, targets = windows[:, :-1], windows[:, 1:]
+        inputs = windows[:, :-1]
+        targets = windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
             states, weight = self.head(model, inputs)
@@ -86,7 +87,8 @@ class Pretrain(LanguageWorkload):
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows, or of all for a target."""
-        count = windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
+        windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
+        count = windows
         if self.config.science.target is None:
             count = min(self.evaluation_sequences, windows)
         indices = np.linspace(0, windows, count, endpoint=False).astype(np.int64)

@@ -56,7 +56,8 @@ class Workload(ABC):
     is_rehearsal = False  # in a forecast, which skips work that does not affect the peak
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
         self.options: dict[str, Any] = getattr(config.science.model, "options", {})
         self.tokens_per_sequence = config.tokens_per_sequence  # as the class declares it
         self.meter = Meter()  # means of metrics since the last log line
@@ -101,7 +102,8 @@ class Workload(ABC):
         metrics = self.evaluate(model)
         named = metrics if isinstance(metrics, Mapping) else {"loss": metrics}
         FinalEvaluation(named)  # checks the names
-        if (objective := self.config.objective_curve.removeprefix("valid/")) not in named:
+        objective = self.config.objective_curve.removeprefix("valid/")
+        if objective not in named:
             problem = f"evaluate must return its objective {objective!r}, got {', '.join(named)}"
             raise SweepError(f"{problem}. Return it, or correct objective.")
         return {name: float(value) for name, value in named.items()}
@@ -123,8 +125,10 @@ class Workload(ABC):
 
     def epochs(self) -> float | None:
         """Return how many times the trial sees the training data; None if it never repeats."""
+        if not self.train_sequences:
+            return None
         sequences = self.config.science.tokens / self.tokens_per_sequence
-        return self.train_sequences and sequences / self.train_sequences
+        return sequences / self.train_sequences
 
 
 class Meter:
@@ -134,8 +138,8 @@ class Meter:
         self.sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor) -> None:
-        old = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = (old[0] + total, old[1] + count)
+        old_total, old_count = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (old_total + total, old_count + count)
 
     def state(self) -> dict[str, list[float]]:
         """Return sums and counts as numbers; waits for the device."""

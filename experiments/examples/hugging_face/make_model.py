@@ -14,7 +14,8 @@ from sweep.data.synthetic_stories import synthetic_documents, synthetic_identity
 
 END = "<|endoftext|>"
 CONTEXT = 64
-BATCH_SIZE, LEARNING_RATE = 16, 5e-3
+BATCH_SIZE = 16
+LEARNING_RATE = 5e-3
 
 
 def make_tokenizer(stories: list[str]) -> Tokenizer:
@@ -32,8 +33,11 @@ def main(folder: Path, steps: int) -> None:
     stories = list(synthetic_documents(synthetic_identity(), "train"))
     tokenizer = make_tokenizer(stories)
     end = tokenizer.token_to_id(END)
-    encodings = tokenizer.encode_batch(stories)
-    ids = torch.tensor([i for encoding in encodings for i in (*encoding.ids, end)])
+    ids_of_stories: list[int] = []
+    for encoding in tokenizer.encode_batch(stories):
+        ids_of_stories += [*encoding.ids, end]
+    ids = torch.tensor(ids_of_stories)
+
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(

@@ -19,6 +19,7 @@ import numpy as np
 
 from sweep.decision.curves import (
     Floats,
+    RatePoints,
     best_log_rates,
     rate_points,
     rates_between,
@@ -51,8 +52,11 @@ class Case:
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
 
     def describe(self) -> str:
-        changed = [(n, value) for n, value in vars(self).items() if value != getattr(Case, n)]
-        return ", ".join(f"{name} {value}" for name, value in changed) or "the usual case"
+        changed = []
+        for name, value in vars(self).items():
+            if value != getattr(Case, name):
+                changed.append(f"{name} {value}")
+        return ", ".join(changed) if changed else "the usual case"
 
     @property
     def deviations(self) -> Floats:
@@ -60,12 +64,15 @@ class Case:
 
     def expected(self, log_rates: Floats) -> Floats:
         """Return losses at log rates above the best one, (..., k, rates)."""
-        side, distance = np.where(log_rates > 0, self.ratio, 1.0), np.abs(log_rates)
+        side = np.where(log_rates > 0, self.ratio, 1.0)
+        distance = np.abs(log_rates)
         if self.violation == "flat":
             distance = np.maximum(distance - 0.35, 0)
         bowl = distance if self.violation == "cusp" else distance**2
         losses = np.array(self.best)[:, None] + self.curvature * side * bowl
-        return np.where((log_rates > 0.4) & (self.violation == "cliff"), np.inf, losses)
+        if self.violation == "cliff":
+            losses = np.where(log_rates > 0.4, np.inf, losses)
+        return losses
 
     def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
         """Draw noise of shape (..., k, trainings); the last axis is in the order of seeds."""
@@ -96,95 +103,132 @@ class Result:
 def tune(case: Case, rng: np.random.Generator) -> Search:
     """Search the rates of one sweep, until all batch sizes have as many trials."""
     tried: list[list[RateTrial]] = [[] for _ in case.best]
-    grids = [
-        [centre * rate for rate in GRID] for centre in np.exp(rng.uniform(-0.35, 0.35, len(tried)))
-    ]
-    most, is_settled = 0, False
+    centres = np.exp(rng.uniform(-0.35, 0.35, len(tried)))
+    most = 0
+    is_settled = False
     while not is_settled:
         is_settled = True
-        for index, (trials, grid) in enumerate(zip(tried, grids, strict=True)):
-            while rates := next_rates(trials, grid, least_count=most):
+        for index, (trials, centre) in enumerate(zip(tried, centres, strict=True)):
+            grid = [centre * rate for rate in GRID]
+            rates = next_rates(trials, grid, least_count=most)
+            while rates:
                 log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
                 losses = case.expected(log_rates) + case.draw(log_rates.shape, rng)
                 trials += map(RateTrial, rates, losses[index].tolist())
                 is_settled = False
+                rates = next_rates(trials, grid, least_count=most)
         most = max(map(len, tried))
-        is_settled &= all(len(trials) == most for trials in tried)
-    return [{t.rate: {TUNING_SEED: t.loss or 0.0} for t in trials} for trials in tried]
+        if any(len(trials) < most for trials in tried):
+            is_settled = False
+    return [_losses_by_rate(trials) for trials in tried]
+
+
+def _losses_by_rate(trials: Sequence[RateTrial]) -> dict[float, dict[int, float]]:
+    losses = {}
+    for trial in trials:
+        assert trial.loss is not None
+        losses[trial.rate] = {TUNING_SEED: trial.loss}
+    return losses
 
 
 def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:
     rng = np.random.default_rng(seed)
-    results = [_simulate(case, min(CHUNK, sweeps - done), rng) for done in range(0, sweeps, CHUNK)]
-    return Result(*np.average([list(vars(r).values()) for r in results], axis=0).tolist())
+    rows = []
+    for done in range(0, sweeps, CHUNK):
+        result = _simulate(case, min(CHUNK, sweeps - done), rng)
+        rows.append(list(vars(result).values()))
+    return Result(*np.average(rows, axis=0).tolist())
 
 
 def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
     searches = [tune(case, rng) for _ in range(sweeps)]
-    points = stack_points([stack_points(list(map(rate_points, search))) for search in searches])
+    points = stack_points([_points_of(search) for search in searches])
     used = best_log_rates(points)
-    shape = (*used.shape, case.seeds or MOST_SEEDS)
-    losses = case.expected(used[..., None]) + case.draw(shape, rng)
+    seeds = case.seeds if case.seeds else MOST_SEEDS
+    losses = case.expected(used[..., None]) + case.draw((*used.shape, seeds), rng)
     trainings = float(np.mean([sum(map(len, search)) for search in searches]))
-    answers = [decide(losses[..., : LOOKS[0]], points, used)] if case.is_continued else []
+
+    answers = []
+    if case.is_continued:
+        answers.append(decide(losses[..., : LOOKS[0]], points, used))
     if case.seeds:
-        made = decide(losses, points, used)
+        answers.append(decide(losses, points, used))
         trainings += case.seeds * len(case.best)
     else:
-        made, added = decide_in_looks(case, losses, searches, used, rng)
+        decision, added = decide_in_looks(case, losses, searches, used, rng)
+        answers.append(decision)
         trainings += float(added.sum(-1).mean())
-    return judge(case, [*answers, made], trainings)
+    return judge(case, answers, trainings)
+
+
+def _points_of(search: Search) -> RatePoints:
+    return stack_points([rate_points(losses) for losses in search])
 
 
 def decide_in_looks(
     case: Case, losses: Floats, searches: list[Search], used: Floats, rng: np.random.Generator
 ) -> tuple[Decision, Counts]:
     """Add trainings as `--seeds auto` does; return the last decision and the trainings added."""
-    seeds, tuning_seeds = np.full(used.shape, LOOKS[0]), np.ones(used.shape, int)
+    seeds = np.full(used.shape, LOOKS[0])
+    tuning_seeds = np.ones(used.shape, int)
     added = np.zeros(used.shape, int)
-    points, between = np.empty((2, *used.shape), object)
+    points = np.empty(used.shape, object)
+    between = np.empty(used.shape, object)
     is_new = np.ones(used.shape, bool)
     while True:
-        for index in map(tuple, np.argwhere(is_new)):
-            points[index] = rate_points(searches[index[0]][index[1]])
-            between[index] = rates_between(points[index])
+        for sweep, size in np.argwhere(is_new):
+            points[sweep, size] = rate_points(searches[sweep][size])
+            between[sweep, size] = rates_between(points[sweep, size])
         stacked = stack_points([stack_points(row) for row in points])
-        measured = np.where(np.arange(MOST_SEEDS) < seeds[..., None], losses, np.nan)
-        made = decide(measured, stacked, used, LOOKS)
-        is_refinable = np.array([list(map(bool, row)) for row in between])
+        has_run = np.arange(MOST_SEEDS) < seeds[..., None]
+        decision = decide(np.where(has_run, losses, np.nan), stacked, used, LOOKS)
+
+        is_refinable = np.vectorize(len, [int])(between) > 0
         more_seeds, more, needs_rates = next_trainings(
-            made, seeds, tuning_seeds, is_refinable, TOLERANCE, MOST_SEEDS
+            decision, seeds, tuning_seeds, is_refinable, TOLERANCE, MOST_SEEDS
         )
         is_new = (more > tuning_seeds) | needs_rates
         if (more_seeds == seeds).all() and not is_new.any():
-            return made, seeds + added
-        for index in map(tuple, np.argwhere(is_new)):
-            tried = searches[index[0]][index[1]]
-            near = [r for r in tried if np.isclose(math.log(r), points[index].log_rates).any()]
-            numbers = range(TUNING_SEED + tuning_seeds[index], TUNING_SEED + more[index])
-            new = list(itertools.product(near, numbers))
-            new += [(rate, TUNING_SEED) for rate in between[index] if needs_rates[index]]
+            return decision, seeds + added
+
+        for sweep, size in np.argwhere(is_new):
+            tried = searches[sweep][size]
+            log_rates = points[sweep, size].log_rates
+            near = [rate for rate in tried if np.isclose(math.log(rate), log_rates).any()]
+            first = TUNING_SEED + tuning_seeds[sweep, size]
+            end = TUNING_SEED + more[sweep, size]
+            new = list(itertools.product(near, range(first, end)))
+            if needs_rates[sweep, size]:
+                new += [(rate, TUNING_SEED) for rate in between[sweep, size]]
+            added[sweep, size] += len(new)
+
             log_rates = np.tile(np.log([rate for rate, _ in new]), (len(case.best), 1))
             values = case.expected(log_rates) + case.draw(log_rates.shape, rng)
-            for (rate, seed), value in zip(new, values[index[1]].tolist(), strict=True):
+            for (rate, seed), value in zip(new, values[size].tolist(), strict=True):
                 tried.setdefault(rate, {})[seed] = value
-            added[index] += len(new)
-        seeds, tuning_seeds = more_seeds, more
+        seeds = more_seeds
+        tuning_seeds = more
 
 
 def judge(case: Case, answers: Sequence[Decision], trainings: float) -> Result:
     """Compare the answers of one sweep with the truth; the last one decides and has the power."""
     best = np.array(case.best)
     gap = np.array([best[i] - np.delete(best, i).min() for i in range(len(best))])
-    is_covered, is_wrong = np.array(True), np.array(False)
-    for made in answers:
-        within, outside = made.is_within(TOLERANCE), made.is_outside(TOLERANCE)
-        is_covered = is_covered & (made.gap_low <= gap + 1e-12) & (gap - 1e-12 <= made.gap_high)
-        is_wrong = is_wrong | ~made.may_be_best & (gap <= 0)
-        is_wrong |= within & (gap > TOLERANCE + 1e-12) | outside & (gap <= TOLERANCE + 1e-12)
-    assert made.rates is not None
-    lower = made.difference[..., 1, 0] - made.half_width[..., 1, 0]
-    lower += made.rates.regret_low[..., 0] - made.rates.regret_high[..., 1]
+    is_outside = gap > TOLERANCE + 1e-12
+    is_covered = np.array(True)
+    is_wrong = np.array(False)
+    for answer in answers:
+        within = answer.is_within(TOLERANCE)
+        outside = answer.is_outside(TOLERANCE)
+        is_covered = is_covered & (answer.gap_low <= gap + 1e-12)
+        is_covered = is_covered & (gap - 1e-12 <= answer.gap_high)
+        is_wrong = is_wrong | (~answer.may_be_best & (gap <= 0))
+        is_wrong |= within & is_outside
+        is_wrong |= outside & ~is_outside
+
+    assert answer.rates is not None
+    lower = answer.difference[..., 1, 0] - answer.half_width[..., 1, 0]
+    lower += answer.rates.regret_low[..., 0] - answer.rates.regret_high[..., 1]
     return Result(
         not_covered=float((~is_covered).any(-1).mean()),
         wrong=float(is_wrong.any(-1).mean()),
@@ -196,28 +240,50 @@ def judge(case: Case, answers: Sequence[Decision], trainings: float) -> Result:
 
 def cases() -> Iterator[tuple[str, Case]]:
     """Yield the cases of SCIENCE.md §9 by table: one factor at a time, then corners."""
-    for seeds, best in itertools.product((3, 5, 10, 20, 0), (EQUAL[:3], EQUAL)):
-        yield "errors", Case(seeds, best)
-    factors: list[dict[str, object]] = [{"curvature": 0.05}, {"curvature": 0.8}]
-    factors += [{"ratio": 2.5}, {"sigma": 0.002}, {"sigma": 0.02}]
-    factors += [{"noisy": 3.0}, {"noisy": 10.0}, {"best": EDGE}, {"best": SPREAD}]
-    for factor, seeds in itertools.product(factors, (5, 0)):
-        yield "errors", replace(Case(seeds), **factor)  # type: ignore[arg-type]
-    for curvature, sigma, noisy in itertools.product((0.05, 0.8), (0.002, 0.02), (1.0, 10.0)):
-        for seeds in (5, 20):
-            yield "errors", Case(seeds, EQUAL, curvature, 2.5, sigma, noisy)
-    for ratio, seeds in itertools.product((1.0, 1.6), (20, 0)):
-        yield "errors", Case(seeds, EQUAL, 0.8, ratio, 0.002)
+    for case in _cases_of_errors():
+        yield "errors", case
+
     for seeds, noisy in itertools.product((3, 5, 8), (1.0, 10.0)):
-        yield "power", Case(seeds, (0.0, 0.024, 0.0, 0.0, 0.0), noisy=noisy)
+        yield "power", Case(seeds, best=(0.0, 0.024, 0.0, 0.0, 0.0), noisy=noisy)
+
     for sigma, seeds in itertools.product((0.002, 0.006), (3, 5, 8, 12, 20, 0)):
-        yield "trainings", Case(seeds, SPREAD, sigma=sigma)
+        yield "trainings", Case(seeds, best=SPREAD, sigma=sigma)
+
     for curvature, sigma, k in itertools.product((0.2, 0.8), (0.006, 0.002), (2, 3, 5)):
-        yield "continued", Case(0, EQUAL[:k], curvature, sigma=sigma, is_continued=True)
+        case = Case(0, best=EQUAL[:k], curvature=curvature, sigma=sigma, is_continued=True)
+        yield "continued", case
+
     for seeds in (5, 20, 0):
         for violation in ("t3", "lognormal", "drift", "interaction", "flat", "cusp", "cliff"):
             yield "attacks", Case(seeds, violation=violation)
         yield "attacks", Case(seeds, ratio=5.0, sigma=0.002)
+
+
+def _cases_of_errors() -> Iterator[Case]:
+    for seeds, best in itertools.product((3, 5, 10, 20, 0), (EQUAL[:3], EQUAL)):
+        yield Case(seeds, best=best)
+
+    usual = Case()
+    one_factor = [
+        replace(usual, curvature=0.05),
+        replace(usual, curvature=0.8),
+        replace(usual, ratio=2.5),
+        replace(usual, sigma=0.002),
+        replace(usual, sigma=0.02),
+        replace(usual, noisy=3.0),
+        replace(usual, noisy=10.0),
+        replace(usual, best=EDGE),
+        replace(usual, best=SPREAD),
+    ]
+    for case, seeds in itertools.product(one_factor, (5, 0)):
+        yield replace(case, seeds=seeds)
+
+    corners = itertools.product((0.05, 0.8), (0.002, 0.02), (1.0, 10.0), (5, 20))
+    for curvature, sigma, noisy, seeds in corners:
+        yield Case(seeds, curvature=curvature, ratio=2.5, sigma=sigma, noisy=noisy)
+
+    for ratio, seeds in itertools.product((1.0, 1.6), (20, 0)):
+        yield Case(seeds, curvature=0.8, ratio=ratio, sigma=0.002)
 
 
 def main() -> None:
@@ -231,8 +297,12 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         results = pool.map(partial(simulate, sweeps=arguments.sweeps), [case for _, case in chosen])
         for (table, case), result in zip(chosen, results, strict=True):
-            seeds, name = case.seeds or "auto", replace(case, seeds=Case.seeds).describe()
-            shares = (f"{100 * value:.1f} %" for value in list(vars(result).values())[:4])
+            seeds = case.seeds if case.seeds else "auto"
+            name = replace(case, seeds=Case.seeds).describe()
+            shares = [
+                f"{100 * share:.1f} %"
+                for share in (result.not_covered, result.wrong, result.decided, result.power)
+            ]
             print(
                 f"| {table} | {name} | {seeds} | {' | '.join(shares)} | {result.trainings:.0f} |",
                 flush=True,

@@ -27,9 +27,13 @@ def pooled(variances: Floats, pairs: NDArray[np.int64]) -> Floats:
 
 
 def pooled_without_noisiest(variances: Floats, pairs: NDArray[np.int64]) -> Floats:
-    sizes = range(int(pairs.max()) + 1)
-    sums = np.stack([variances[:, (pairs == size).any(axis=1)].sum(axis=1) for size in sizes], 1)
-    is_quiet = ~(pairs[None] == sums.argmax(axis=1)[:, None, None]).any(axis=2)
+    sums = []
+    for size in range(int(pairs.max()) + 1):
+        is_pair = (pairs == size).any(axis=1)
+        sums.append(variances[:, is_pair].sum(axis=1))
+    noisiest = np.stack(sums, 1).argmax(axis=1)
+
+    is_quiet = ~(pairs[None] == noisiest[:, None, None]).any(axis=2)
     quiet = np.where(is_quiet, variances, 0.0).sum(axis=1) / is_quiet.sum(axis=1)
     return np.asarray(np.maximum(variances, quiet[:, None]))
 
@@ -70,8 +74,12 @@ def main() -> None:
         for name, error in ERRORS.items():
             rng = np.random.default_rng(0)
             normal = rng.standard_normal((draws, k, n))
-            largest = [statistics(normal * sd[:, None], error)[0].max(1) for sd in patterns(k)]
-            critical = max(np.quantile(values, LEVEL) for values in largest)
+            quantiles = []
+            for deviations in patterns(k):
+                values, _ = statistics(normal * deviations[:, None], error)
+                quantiles.append(np.quantile(values.max(1), LEVEL))
+            critical = max(quantiles)
+
             power = []
             for ratio in NOISE_OF_ANOTHER:
                 losses = rng.standard_normal((draws, k, n))
@@ -79,7 +87,8 @@ def main() -> None:
                 losses[:, -1] += 4
                 values, pairs = statistics(losses, error)
                 is_pair = (pairs == (k - 2, k - 1)).all(axis=1)
-                power.append(f"{(values[:, is_pair] > critical).mean():.2f}")
+                is_found = values[:, is_pair] > critical
+                power.append(f"{is_found.mean():.2f}")
             print(f"| {k} | {n} | {name} | {critical:.1f} | {' / '.join(power)} |")
 
 

@@ -9,6 +9,7 @@ import argparse
 import csv
 import importlib.util
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import sweep
 
 BASE = "base"
-BATCH, GROUP = 16, 8  # completions per step, and per prompt
+BATCH = 16  # completions per step
+GROUP = 8  # completions per prompt
 GRPO: dict[str, Any] = {"group_size": GROUP, "prompt_tokens": 24, "new_tokens": 72, "kl": 0.02}
 MODEL: dict[str, Any] = {"kind": "transformer", "name": "small", "vocabulary": 2048, "context": 128}
 MODEL |= {"d_model": 128, "layers": 4, "heads": 4, "d_ff": 256}
@@ -97,7 +99,10 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
             "half the heads": smaller(heads=2),
         },
     }
-    rows = {(kind, n): {**base, **c} for kind, named in changes.items() for n, c in named.items()}
+    rows = {}
+    for kind, named in changes.items():
+        for name, changed in named.items():
+            rows[kind, name] = {**base, **changed}
     for count, name in ((BATCH, "as many"), (BATCH // 2, "half as many")):
         split = {"batches": [count], "microbatch": count}
         rows["size", f"supervised step on {name} sequences"] = {**supervised, **split}
@@ -132,14 +137,23 @@ def time_in_turns(settings: dict[str, Any], base: dict[str, Any], turns: int) ->
 
 def judge(claim: dict[str, str], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Compare a claim with its rows."""
-    row, base = rows.get(claim["row"]), rows.get(claim["base"])
+    row = rows.get(claim["row"])
+    base = rows.get(claim["base"])
     values = measure_claim(claim["kind"], row, base, rows)
-    low = float(claim["low"] or "nan") * (1 - TOLERANCE)
-    high = float(claim["high"] or "inf") * (1 + TOLERANCE)
-    sides = {(value > high) - (value < low) for value in values}
-    verdict = "true" if sides == {0} else "false" if len(sides) == 1 else "not resolved"
-    measured = statistics.median(values) if values else None
-    return {**claim, "measured": measured, "verdict": verdict if values else "not measured"}
+    if not values:
+        return {**claim, "measured": None, "verdict": "not measured"}
+
+    low = float(claim["low"]) if claim["low"] else math.nan
+    high = float(claim["high"]) if claim["high"] else math.inf
+    is_low = [value < low * (1 - TOLERANCE) for value in values]
+    is_high = [value > high * (1 + TOLERANCE) for value in values]
+    if not any(is_low) and not any(is_high):
+        verdict = "true"
+    elif all(is_low) or all(is_high):
+        verdict = "false"
+    else:
+        verdict = "not resolved"
+    return {**claim, "measured": statistics.median(values), "verdict": verdict}
 
 
 def measure_claim(kind: str, row: Any, base: Any, rows: dict[str, dict[str, Any]]) -> list[float]:
@@ -154,16 +168,26 @@ def measure_claim(kind: str, row: Any, base: Any, rows: dict[str, dict[str, Any]
         return [row["phases"]["update"] / base["phases"]["update"]]
     if kind == "rest":
         return [(row["rest_bytes"] - base["rest_bytes"]) / base["peak_bytes"]]
-    whole, group = rows[BASE]["peak_bytes"], rows["one group alone"]["peak_bytes"]
+
+    whole = rows[BASE]["peak_bytes"]
+    group = rows["one group alone"]["peak_bytes"]
     if kind == "prompts":  # from a line through the peaks of one and of two groups
         supervised = rows["supervised step on as many sequences"]["peak_bytes"]
         completions = BATCH + (supervised - whole) * (BATCH - GROUP) / (whole - group)
         return [BATCH * GROUP / completions]
     if kind == "halves":
-        return [(whole - group) / (whole - min(rows[name]["peak_bytes"] for name in HALVES))]
-    peak, other = row["peak_bytes"], base["peak_bytes"]
-    share = {"times": peak / other, "times-1": peak / other - 1, "saved": 1 - peak / other}
-    return [share.get(kind, (peak - other) / LOGITS_BYTES)]
+        least = min(rows[name]["peak_bytes"] for name in HALVES)
+        return [(whole - group) / (whole - least)]
+
+    peak = row["peak_bytes"]
+    other = base["peak_bytes"]
+    if kind == "times":
+        return [peak / other]
+    if kind == "times-1":
+        return [peak / other - 1]
+    if kind == "saved":
+        return [1 - peak / other]
+    return [(peak - other) / LOGITS_BYTES]
 
 
 def table(headers: list[str], rows: list[list[str]]) -> str:
@@ -181,13 +205,15 @@ def page(document: dict[str, Any]) -> str:
         return "–" if size is None else f"{size / 2**20:.1f}"
 
     def cells(row: dict[str, Any]) -> list[str]:
-        predicted, ratios = row["forecast"], row["time_ratios"]
+        predicted = row["forecast"]
         pairs = [(row["phases"].get(p), predicted["phases"].get(p)) for p in PHASES]
         pairs.append((row["peak_bytes"], predicted["peak_bytes"]))
         time = "–"
+        ratios = row["time_ratios"]
         if ratios:
             time = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-        change = f"{100 * (row['peak_bytes'] / base['peak_bytes'] - 1):+.1f} %"
+        relative = row["peak_bytes"] / base["peak_bytes"] - 1
+        change = f"{100 * relative:+.1f} %"
         texts = [f"{mib(measured)} / {mib(forecast)}" for measured, forecast in pairs]
         return [row["name"], *texts, mib(row["rest_bytes"]), change, time]
 
@@ -206,19 +232,15 @@ def page(document: dict[str, Any]) -> str:
     for kind, title in TITLES.items():
         chosen = [row for row in rows.values() if row["kind"] in ("base", kind)]
         parts += [f"## {title}", table(headers, [cells(row) for row in chosen])]
+
     claims = []
     for claim in document["claims"]:
-        bounds = " to ".join(dict.fromkeys((claim["low"], claim["high"] or "more")))
+        high = claim["high"] if claim["high"] else "more"
+        bounds = "–"
+        if claim["low"]:
+            bounds = " to ".join(dict.fromkeys((claim["low"], high)))
         measured = "–" if claim["measured"] is None else f"{claim['measured']:.3g}"
-        claims.append(
-            [
-                claim["claim"],
-                bounds if claim["low"] else "–",
-                measured,
-                claim["unit"],
-                claim["verdict"],
-            ]
-        )
+        claims.append([claim["claim"], bounds, measured, claim["unit"], claim["verdict"]])
     headers = ["claim", "claimed", "measured", "unit", "verdict"]
     parts += ["## Claims of an older guide", table(headers, claims)]
     parts.append(f"A claim is true within {100 * TOLERANCE:.0f} % of its number, for these sizes.")
@@ -232,17 +254,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3, help="0 on a busy machine: no times")
     arguments = parser.parse_args()
-    rows, settings = [], settings_of_rows(arguments.data)
-    for (kind, name), own in settings.items():
-        row = measure_row(kind, name, own)
+
+    settings = settings_of_rows(arguments.data)
+    rows = []
+    for (kind, name), settings_of_row in settings.items():
+        row = measure_row(kind, name, settings_of_row)
         turns = arguments.turns if kind in ("undone", "option") else 0
-        row["time_ratios"] = time_in_turns(own, settings["base", BASE], turns)
+        row["time_ratios"] = time_in_turns(settings_of_row, settings["base", BASE], turns)
         print(f"{name}: {row['peak_bytes'] / 2**20:.1f} MiB", flush=True)
         rows.append(row)
+
     with (Path(__file__).parent / "claims.csv").open(encoding="utf-8") as file:
         claims = list(csv.DictReader(file, delimiter=";"))
     by_name = {row["name"]: row for row in rows}
     document = {"rows": rows, "claims": [judge(claim, by_name) for claim in claims]}
+
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "ablation.json").write_text(json.dumps(document, indent=1) + "\n")
     (arguments.out / "ablation.md").write_text(page(document), encoding="utf-8")

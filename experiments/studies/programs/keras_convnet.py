@@ -13,7 +13,8 @@ from keras import layers
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-rate, log = float(sys.argv[1]), sys.argv[2]
+rate = float(sys.argv[1])
+log = sys.argv[2]
 microbatch_size, accumulation, steps, seed = map(int, sys.argv[3:])
 
 
@@ -33,10 +34,13 @@ images, labels = load_digits(return_X_y=True)
 images, valid_images, labels, valid_labels = train_test_split(
     images.reshape(-1, 8, 8, 1) / 16, labels, test_size=517, stratify=labels, random_state=0
 )
+
 # Whole epochs in one order: `fit` would make a smaller step at the end of each epoch.
-rng, count = np.random.default_rng(seed), steps * microbatch_size * accumulation
+rng = np.random.default_rng(seed)
+count = steps * microbatch_size * accumulation
 epochs = math.ceil(count / len(labels))
 order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])[:count]
+
 keras.utils.set_random_seed(seed)
 network = keras.Sequential(
     [

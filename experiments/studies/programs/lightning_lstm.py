@@ -17,7 +17,8 @@ from lightning.pytorch.demos.lstm import LightningLSTM, SimpleLSTM
 from torch import Tensor
 from torch.utils.data import DataLoader, random_split
 
-rate, log = float(sys.argv[1]), sys.argv[2]
+rate = float(sys.argv[1])
+log = sys.argv[2]
 microbatch_size, accumulation, steps, seed = map(int, sys.argv[3:])
 
 

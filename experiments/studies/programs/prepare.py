@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-TRAIN_PARTS, VALID_PARTS = 4096, 1024
+TRAIN_PARTS = 4096
+VALID_PARTS = 1024
 
 
 def load_stories(path: Path, count: int) -> list[str]:
@@ -54,16 +55,16 @@ def write_trl(out: Path, train: list[str], valid: list[str]) -> None:
     for name, stories in (("train", train[:1500]), ("test", valid[:100])):
         lines = (json.dumps({"text": story}) + "\n" for story in stories)
         (out / "stories" / f"{name}.jsonl").write_text("".join(lines))
+
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>"]
-    bpe.train_from_iterator(
-        train[:2000], trainers.BpeTrainer(vocab_size=1024, special_tokens=special)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=["<|endoftext|>"])
+    bpe.train_from_iterator(train[:2000], trainer)
     end = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **end)
     tokenizer.save_pretrained(out / "llama")
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "tie_word_embeddings": True}
@@ -77,8 +78,10 @@ def write_lightning(out: Path, train: list[str]) -> None:
     counts: dict[str, int] = {}
     for word in " ".join(lines).split():
         counts[word] = counts.get(word, 0) + 1
-    kept = (" ".join(word for word in line.split() if counts[word] >= 20) for line in lines)
-    (out / "wikitext-2.txt").write_text("\n".join(kept) + "\n")
+    kept_lines = []
+    for line in lines:
+        kept_lines.append(" ".join(word for word in line.split() if counts[word] >= 20))
+    (out / "wikitext-2.txt").write_text("\n".join(kept_lines) + "\n")
 
 
 if __name__ == "__main__":

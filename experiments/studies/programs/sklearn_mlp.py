@@ -14,7 +14,8 @@ from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
-rate, log, checkpoint = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+rate = float(sys.argv[1])
+log, checkpoint = sys.argv[2:4]
 batch_size, steps, seed = map(int, sys.argv[4:])
 
 
@@ -26,14 +27,17 @@ def report(**metrics: float) -> None:
 images, labels = load_digits(return_X_y=True)
 parts = train_test_split(images / 16, labels, test_size=513, stratify=labels, random_state=0)
 images, valid_images, labels, valid_labels = parts
+
 rng = np.random.default_rng(seed)
-order = np.concatenate(
-    [rng.permutation(len(labels)) for _ in range(steps * batch_size // len(labels) + 1)]
-)
-network, step = MLPClassifier((64,), solver="sgd", learning_rate_init=rate, random_state=seed), 0
+epochs = steps * batch_size // len(labels) + 1
+order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])
+
+network = MLPClassifier((64,), solver="sgd", learning_rate_init=rate, random_state=seed)
+step = 0
 if os.path.exists(checkpoint):
     with open(checkpoint, "rb") as file:
         network, step = pickle.load(file)
+
 while step < steps:
     chosen = order[step * batch_size : (step + 1) * batch_size]
     network.partial_fit(images[chosen], labels[chosen], classes=range(10))
@@ -43,6 +47,7 @@ while step < steps:
         with open(checkpoint + ".part", "wb") as file:
             pickle.dump((network, step), file)
         os.replace(checkpoint + ".part", checkpoint)
+
 probabilities = network.predict_proba(valid_images)
 accuracy = network.score(valid_images, valid_labels)
 report(**{"valid/loss": log_loss(valid_labels, probabilities), "valid/accuracy": accuracy})

@@ -11,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-output, log, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+output = Path(sys.argv[1])
+log = sys.argv[2]
+options = sys.argv[3:]
 
 
 def checkpoints() -> list[Path]:

@@ -24,18 +24,24 @@ REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, wit
 
 def check_task(settings: GrpoSettings) -> None:
     """Import the task and the reward, and refuse a task that needs a missing package."""
-    kind = TASKS.get(settings.task) or load_object(settings.task)
-    if check := getattr(kind, "check_installed", None):
-        check()
+    check_installed = getattr(_task_class(settings), "check_installed", None)
+    if check_installed is not None:
+        check_installed()
     if settings.reward is not None:
         load_object(settings.reward)
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    build: Any = TASKS.get(settings.task) or load_object(settings.task)
+    task_class = _task_class(settings)
     with user_code(f"task {settings.task!r} must accept a text, a seed and prompt_tokens"):
-        task: Task = build(text, seed, settings.prompt_tokens)
+        task: Task = task_class(text, seed, settings.prompt_tokens)
         return task
+
+
+def _task_class(settings: GrpoSettings) -> Any:
+    if settings.task in TASKS:
+        return TASKS[settings.task]
+    return load_object(settings.task)
 
 
 def build_reward(settings: GrpoSettings, task: Task) -> Reward:

@@ -11,7 +11,9 @@ class Openings(Task):
     """The first tokens of the documents of a text, in an order that the seed decides."""
 
     def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
-        self.text, self.seed, self.prompt_tokens = text, seed, prompt_tokens
+        self.text = text
+        self.seed = seed
+        self.prompt_tokens = prompt_tokens
         self.prompts_in_epoch = text.train_documents
         self._order = SequenceStream(text.train_documents, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
@@ -23,7 +25,8 @@ class Openings(Task):
         ends = self._ends[is_held_out]
         index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0
-        return list(split[start : min(int(ends[index]), start + tokens)].tolist())
+        stop = min(int(ends[index]), start + tokens)
+        return list(split[start:stop].tolist())
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         ids = self.story(number, is_held_out, self.prompt_tokens)

@@ -21,12 +21,16 @@ class Words(Openings):
     """
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        text = self.text.tokenizer.decode(self.story(number, is_held_out, SOURCE_TOKENS)).lower()
+        story = self.story(number, is_held_out, SOURCE_TOKENS)
+        text = self.text.tokenizer.decode(story).lower()
         words = sorted({word for word in WORD.findall(text) if len(word) >= 4})
+
         rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
         for draw in range(WORDS * DRAWS):
             count = WORDS - draw // DRAWS
-            chosen = [words[i] for i in rng.permutation(len(words))[:count]] or ["story"]
+            chosen = [words[index] for index in rng.permutation(len(words))[:count]]
+            if not chosen:
+                chosen = ["story"]
             request = f"Words: {', '.join(chosen)}.\n"
             ids = tuple(self.text.tokenizer.encode_batch([request])[0].tolist())
             if len(ids) <= self.prompt_tokens:
@@ -37,4 +41,7 @@ class Words(Openings):
         present = WORD.findall(completion.text.lower())
         words = prompt.facts["words"]
         share = sum(word in present for word in words) / len(words)
-        return {"words": share, "end": 0.1 * share * completion.has_ended}
+        reward = {"words": share, "end": 0.0}
+        if completion.has_ended:
+            reward["end"] = 0.1 * share
+        return reward
