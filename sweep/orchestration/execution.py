@@ -41,9 +41,7 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     return chosen.model_copy(update=decided)
 
 
-def _refuse_unsuited(
-    experiment: Experiment, chosen: Execution, device: str, devices: int
-) -> None:
+def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, devices: int) -> None:
     """Refuse choices that the experiment's workload, its optimizers or the device cannot have."""
     experiment.workload.refuse_execution(chosen.model_fields_set)
     samples = experiment.workload.samples
