@@ -105,8 +105,11 @@ def estimate_seconds(
         if result is not None and result.state is State.COMPLETE and result.seconds_training
     ]
     if complete:
-        pairs = [(r.batch_size, r.seconds_training / r.steps) for r in complete]
-        medians = {size: statistics.median(t for b, t in pairs if b == size) for size, _ in pairs}
+        times: dict[int, list[float]] = {}  # seconds per step by batch size
+        for result in complete:
+            seconds_per_step = result.seconds_training / result.steps
+            times.setdefault(result.batch_size, []).append(seconds_per_step)
+        medians = {size: statistics.median(of_size) for size, of_size in times.items()}
         per_step, per_sequence, factor = fit_step_time(medians)
         outside = statistics.median(r.seconds_total - r.seconds_training for r in complete)
     else:

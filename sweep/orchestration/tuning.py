@@ -110,9 +110,10 @@ class Study:
 
     def _in_optuna(self) -> tuple[dict[str, BaseDistribution], list[FrozenTrial]]:
         """Return the dimensions, the rate and factors on other values, and the finished trials."""
-        low, high = min(self.grid) / BEYOND, max(self.grid) * BEYOND
-        factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
+        low = min(self.grid) / BEYOND
+        high = max(self.grid) * BEYOND
         space = {"learning_rate": FloatDistribution(low, high, log=True)}
+        factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
         space |= dict.fromkeys(self.extra, factor)
 
         trials = []
@@ -201,9 +202,18 @@ class Tuning:
 
     def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
         """Leave out studies in which a trial failed, so that the next command tries it again."""
-        statuses = {i: self.folder.trial(i).read_status() for i in self._started}
-        failed = {i for i, status in statuses.items() if has_failed(status.state, status.cause)}
-        return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
+        failed = set()
+        for trial_id in self._started:
+            status = self.folder.trial(trial_id).read_status()
+            if has_failed(status.state, status.cause):
+                failed.add(trial_id)
+
+        unbroken = []
+        for study in studies:
+            ids = {trial.id for trial in study.trials}
+            if failed.isdisjoint(ids):
+                unbroken.append(study)
+        return unbroken
 
     def _study(self, arm: Arm, winner: PlannedTrial | None = None) -> Study:
         """Return the study of an arm: its search, or the confirmation of its winner."""
@@ -366,8 +376,11 @@ class Tuning:
 
     def _prune(self, study: Study, raced: list[TuningTrial], level: int) -> set[str]:
         """Prune the raced trials that are worse after `level` rungs; return the ids to keep."""
-        reached = [trial for trial in study.trials if len(trial.at_rungs) >= level]
-        losses = {trial.id: (trial.rate, trial.at_rungs[level - 1][1]) for trial in reached}
+        losses = {}
+        for trial in study.trials:
+            if len(trial.at_rungs) >= level:
+                _, loss = trial.at_rungs[level - 1]
+                losses[trial.id] = trial.rate, loss
         kept_ids = survivors(losses)
 
         reason = f"pruned at step {study.rungs[level - 1]}: in the worse half of the trials"
