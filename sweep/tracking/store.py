@@ -369,10 +369,12 @@ def save_view(client: "MlflowClient", parent: "Run", plan: Plan) -> None:
 def server_version(address: str) -> tuple[int, ...]:
     """Return the version of the MLflow server at an address; empty if none answers."""
     direct = build_opener(ProxyHandler({}))
-    with contextlib.suppress(OSError, ValueError, HTTPException):
+    try:
         with direct.open(f"{address}/version", timeout=9) as file:
-            return tuple(map(int, file.read().split(b".")[:2]))
-    return ()
+            version = file.read().split(b".")[:2]
+        return tuple(map(int, version))
+    except (OSError, ValueError, HTTPException):
+        return ()
 
 
 def page_address(address: str, uri: str, plan: Plan) -> str:
