@@ -51,7 +51,8 @@ def run_sweep(
         KeyboardInterrupt: Ctrl-C, after the running trials were saved.
     """
     request = read_request(experiment, {**settings}, out)
-    folder, services = request.folder, request.services
+    folder = request.folder
+    services = request.services
     planned = make_plan(request)
     check_request(planned.plan, folder, services)
     summary = finished_summary(planned, folder, services)
@@ -75,8 +76,12 @@ def run_planned(
 ) -> Summary:
     """Run the trials of a plan with a display of progress, and write the report."""
     is_open = planned.awaits_rates or planned.adds_seeds
-    finals = sum(row.stage == "final" for row in planned.plan.trials) if is_open else 0
-    ids = None if is_open else planned.requested
+    if is_open:  # more trials may follow
+        ids = None
+        finals = sum(row.stage == "final" for row in planned.plan.trials)
+    else:
+        ids = planned.requested
+        finals = 0
     with Progress(folder, ids, is_quiet, finals) as progress:
         return run_plan(
             planned,

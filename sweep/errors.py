@@ -32,8 +32,11 @@ PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|dri
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return a question about the name that means the same, or the most similar one, or ""."""
-    same = next((names for names in SYNONYMS if name in names), {name}) - {name}
-    close = [*same.intersection(known), *difflib.get_close_matches(name, known, 1)]
+    for names in SYNONYMS:
+        synonyms = (names - {name}).intersection(known)
+        if name in names and synonyms:
+            return f"Did you mean {min(synonyms)!r}?"
+    close = difflib.get_close_matches(name, known, 1)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
@@ -53,13 +56,20 @@ def _public_address(match: re.Match[str]) -> str:
     scheme, rest = match.groups()
     if scheme is None:
         return ""
+
     address, *query = re.split("[?&;]", rest.partition("#")[0])
     is_database = scheme.startswith(DATABASES)
-    if credentials := re.match(r"([^:/@]*)(:[^@]*)?@", address):
+    credentials = re.match(r"([^:/@]*)(:[^@]*)?@", address)
+    if credentials:
         user = f"{credentials[1]}@" if is_database and credentials[1] else ""
         address = user + address[credentials.end() :]
-    public = "&".join(filter(PUBLIC_PARAMETERS.match, query if is_database else ()))
-    return f"{scheme}://{address}{'?' if public else ''}{public}"
+
+    public = []
+    if is_database:
+        public = [parameter for parameter in query if PUBLIC_PARAMETERS.match(parameter)]
+    if not public:
+        return f"{scheme}://{address}"
+    return f"{scheme}://{address}?{'&'.join(public)}"
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -108,9 +118,11 @@ def describe_error(error: BaseException) -> str:
 def user_location(error: BaseException) -> str:
     """Return ` (FILE, line N)` of the last line of the user's code in a traceback, or ""."""
     libraries = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f[0]]
-    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_library = "site-packages" in frame.filename or frame.filename.startswith(libraries)
+        if not is_library:
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

@@ -53,19 +53,23 @@ class Messages(logging.Handler):
     """Print what the package logs, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        dots = " …" * (record.levelno == logging.INFO)  # work begins
         with contextlib.suppress(OSError, RuntimeError):  # closed, or interrupted while it prints
             text = shorten(printable(record.getMessage()))
-            print(f"{text}{dots}", file=sys.stderr)  # above a bar
+            if record.levelno == logging.INFO:  # work begins
+                text += " …"
+            print(text, file=sys.stderr)  # above a bar
 
 
 def main() -> None:
     streams: Any = sys.stdout, sys.stderr
     for file in streams:  # a character that the terminal lacks becomes a question mark
         file.reconfigure(errors="replace")
+
     logger = logging.getLogger("sweep")
-    logger.handlers, logger.propagate = [Messages()], False
+    logger.handlers = [Messages()]
+    logger.propagate = False
     logger.setLevel("INFO" if sys.stderr.isatty() else "WARNING")  # what begins, on a terminal
+
     # `sweep run` replaces this handler while trials run
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -76,12 +80,16 @@ def main() -> None:
     except BrokenPipeError:
         code = 0  # the reader of our output has ended
     except (click.Abort, KeyboardInterrupt):
-        end = " The same command resumes." * (sys.argv[1:2] == ["run"])
-        click.echo(f"Interrupted.{end}", err=True)
+        message = "Interrupted."
+        if sys.argv[1:2] == ["run"]:
+            message += " The same command resumes."
+        click.echo(message, err=True)
         code = 130
     except Exception as error:
         text, code = _explain(error)
-        say(f"Error: {_without_long_inputs(' '.join(without_secrets(text).split()))}", True)
+        line = " ".join(without_secrets(text).split())
+        say(f"Error: {_without_long_inputs(line)}", to_stderr=True)
+
     for file in streams:
         try:
             file.flush()
@@ -92,12 +100,19 @@ def main() -> None:
 
 def _without_long_inputs(line: str) -> str:
     """Cut the long inputs of a message: words of the command line, variables, and quoted texts."""
-    words = {part for word in sys.argv for part in (word, *word.partition("="))}
-    folders = {word for word in (".", *words) if os.path.isdir(word)}
+    inputs = {*os.environ.values()}
+    words = {"."}
+    for word in sys.argv:
+        words |= {word, *word.partition("=")}
+    inputs |= words
+
+    folders = {word for word in words if os.path.isdir(word)}
     folders |= {os.path.realpath(folder) for folder in folders}
-    paths = (path for folder in folders for path in _paths_below(folder, line))
-    for given in sorted({*words, *os.environ.values(), *paths}, key=len, reverse=True):
-        text = " ".join(given.split())
+    for folder in folders:
+        inputs.update(_paths_below(folder, line))
+
+    for value in sorted(inputs, key=len, reverse=True):
+        text = " ".join(value.split())
         if len(text) > MOST_CHARACTERS:
             line = line.replace(text, cut(text))
     return shorten(line)
@@ -117,12 +132,14 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         # Only click repeats a list of inputs, in parentheses.
         return re.sub(r"\(.*\)", lambda words: cut(words[0]), error.format_message()), 2
-    if problem := storage_problem(error, Path("the output")):
+    problem = storage_problem(error, Path("the output"))
+    if problem:
         return f"{problem} The same command resumes.", 1
     if isinstance(error, OSError):
         return f"{error}. Check the path, its permissions and the free disk space.", 2
     if isinstance(error, SweepError):
         return str(error), 2
+
     sentence = without_secrets(describe_error(error))
     text = f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}"
     report = Path(tempfile.mkdtemp(prefix="sweep-bug-")) / "report.txt"

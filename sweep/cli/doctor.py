@@ -17,21 +17,21 @@ from sweep.trial.files import cache_dir
 
 def examine_machine() -> dict[str, Any]:
     """Return the document that `sweep doctor --json` prints."""
-    lines = ["batch-size-sweep", "torch"]
-    required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        lines += importlib.metadata.requires("batch-size-sweep") or ()
-    for line in lines:
-        name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
-        versions = required.setdefault(extra[1] if extra else "", {})
-        versions[name] = None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    packages = required.pop("")
-    problems = [f"{n} is not installed: `pip install {n}`" for n in packages if not packages[n]]
-    extras = {extra: all(versions.values()) for extra, versions in required.items()}
-    notes = [f"optional: `pip install 'batch-size-sweep[{n}]'`" for n in extras if not extras[n]]
+    versions = _installed_versions()
+    packages = versions.pop("")
+    problems = []
+    for name, version in packages.items():
+        if version is None:
+            problems.append(f"{name} is not installed: `pip install {name}`")
+
+    extras = {}
+    notes = []
+    for extra, versions_of_extra in versions.items():
+        extras[extra] = None not in versions_of_extra.values()
+        if not extras[extra]:
+            notes.append(f"optional: `pip install 'batch-size-sweep[{extra}]'`")
     devices = _devices(problems, notes) if packages["torch"] else []
+
     cache = cache_dir()
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if not _is_writable(parent):
@@ -46,6 +46,23 @@ def examine_machine() -> dict[str, Any]:
         "problems": problems,  # to be repaired
         "notes": notes,
     }
+
+
+def _installed_versions() -> dict[str, dict[str, str | None]]:
+    """Return the versions of required packages by extra; None if a package is not installed."""
+    lines = ["batch-size-sweep", "torch"]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines += importlib.metadata.requires("batch-size-sweep") or ()
+
+    versions: dict[str, dict[str, str | None]] = {"": {}}
+    for line in lines:
+        name = re.split(r"[^\w.-]", line)[0]
+        extra = re.search(r"extra == ['\"](\w+)", line)
+        versions_of_extra = versions.setdefault(extra[1] if extra else "", {})
+        versions_of_extra[name] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions_of_extra[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _is_writable(folder: Path) -> bool:
@@ -72,7 +89,9 @@ def _devices(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
         devices.append({"device": "mps", "name": "Apple GPU"})
     elif len(devices) == 1:
         notes.append("no CUDA device is visible: trials run on the CPU")
-    for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    for kind in kinds:
         if not has_compiler(kind):
             problems.append(f"no compiler for {kind}, so steps run eagerly: `apt install g++`")
     return devices
@@ -81,14 +100,19 @@ def _devices(problems: list[str], notes: list[str]) -> list[dict[str, Any]]:
 def print_machine(document: dict[str, Any]) -> None:
     """Print what works (✓), what to repair (✗), each with a command, and notes (–)."""
     versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
-    cache = document["cache"]
     works = [f"Python {document['python']} on {document['platform']}", versions]
     for device in document["devices"]:
-        cores = f"{device['cores']} cores" if "cores" in device else None
-        memory = format_bytes(device["memory_bytes"]) if "memory_bytes" in device else None
-        facts = f"{device['device']}: {device['name']}", cores, memory
-        works.append(", ".join(filter(None, facts)))
+        facts = [f"{device['device']}: {device['name']}"]
+        if "cores" in device:
+            facts.append(f"{device['cores']} cores")
+        if "memory_bytes" in device:
+            facts.append(format_bytes(device["memory_bytes"]))
+        works.append(", ".join(facts))
+    cache = document["cache"]
     works.append(f"cache {cache['path']}, {format_bytes(cache['free_bytes'])} free")
     works += [f"extra {name}" for name, has_extra in document["extras"].items() if has_extra]
-    marked = {"✓": works, "✗": document["problems"], "–": document["notes"]}
-    say("\n".join(f"{mark} {line}" for mark, lines in marked.items() for line in lines))
+
+    lines = [f"✓ {line}" for line in works]
+    lines += [f"✗ {line}" for line in document["problems"]]
+    lines += [f"– {line}" for line in document["notes"]]
+    say("\n".join(lines))

@@ -96,12 +96,15 @@ class SettingsCommand(click.Command):
         groups = self._groups(ctx)
         records = defaultdict(list)
         for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
                 other = Group.EVERYDAY if param.name in EVERYDAY else Group.OUTPUT
                 records[groups.get(param, other)].append(record)
-        for group in filter(records.get, Group):
-            with formatter.section(group):
-                formatter.write_dl(records[group])
+
+        for group in Group:
+            if group in records:
+                with formatter.section(group):
+                    formatter.write_dl(records[group])
 
 
 def _know_all_executors(ctx: click.Context) -> None:
@@ -122,12 +125,12 @@ def build_options(
     from sweep.orchestration.executors.build import services_table
 
     name = "run" if command == "check" else command
-    return {
-        build_option(setting, command): setting.flag.group
-        for table in (Experiment, Execution, services_table(executors))
-        for setting in settings_of(table)
-        if name in setting.flag.commands
-    }
+    options: dict[click.Parameter, Group] = {}
+    for table in (Experiment, Execution, services_table(executors)):
+        for setting in settings_of(table):
+            if name in setting.flag.commands:
+                options[build_option(setting, command)] = setting.flag.group
+    return options
 
 
 def variable_prefix(command: str) -> str:
@@ -150,19 +153,36 @@ def build_option(setting: "FlaggedField", command: str) -> click.Option:
     words = [f"--{setting.name.replace('_', '-')}"]
     commands = (command, "run") if command in READING_RUN else (command,)
     variables = [f"{variable_prefix(name)}{setting.name.upper()}" for name in commands]
-    text, annotation = setting.field.description, setting.field.annotation
+    text = setting.field.description
+    annotation = setting.field.annotation
+
     if annotation is bool:
         return click.Option(words, help=text, is_flag=True, default=None, envvar=variables)
+
     choices = choices_of(annotation)
     if choices and get_origin(annotation) is not tuple:  # of which the user writes several
         return click.Option(words, help=text, type=click.Choice(choices), envvar=variables)
-    metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
+
+    metavar = setting.flag.metavar
+    if metavar is None:
+        metavar = setting.path[-1].rpartition("_")[2].upper()
     if metavar.startswith("KEY=VALUE"):
-        join: Any = lambda context, param, values: ",".join(values) or None  # noqa: E731
         return click.Option(
-            words, help=text, metavar=metavar, multiple=True, callback=join, envvar=variables
+            words,
+            help=text,
+            metavar=metavar,
+            multiple=True,
+            callback=_join_values,
+            envvar=variables,
         )
     return click.Option(words, help=text, metavar=metavar, envvar=variables)
+
+
+def _join_values(
+    context: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> str | None:
+    text = ",".join(values)
+    return text if text else None
 
 
 def echo(text: str, err: bool = False, nl: bool = True) -> None:

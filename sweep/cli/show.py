@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -31,15 +31,25 @@ if TYPE_CHECKING:
     from sweep.analysis.answer import Answer
 
 LEFT = ("id", "state", "optimizer", "trials")  # columns of texts; the others are numbers
+UNFOLDED = ("id", "state")
+Number = TypeVar("Number", int, float)
 
 
 def build_table(rows: Sequence[Mapping[str, str | None]], gap: int = 2) -> Table:
     """Build a table without the columns that are None in each row; ids are never folded."""
     table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
-    names = [n for n in rows[0] if any(row[n] is not None for row in rows)] if rows else []
+    names = []
+    for name in rows[0] if rows else ():
+        if any(row[name] is not None for row in rows):
+            names.append(name)
+
     for name in names:
-        style: Any = {"justify": "left" if name in LEFT else "right", "no_wrap": name in LEFT[:2]}
-        table.add_column(Text(printable(name)), overflow="fold", **style)
+        table.add_column(
+            Text(printable(name)),
+            justify="left" if name in LEFT else "right",
+            no_wrap=name in UNFOLDED,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*(Text(printable(row[name])) for name in names))
     return table
@@ -64,61 +74,107 @@ def print_plan(
     if as_json:
         for line in _data_lines(plan, folder):
             say(line, to_stderr=True)
-        print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
+        document = plan.model_dump(mode="json")
+        if cost:
+            document["cluster"] = cost
+        print_document(document)
         return
-    console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
-    device = f"{execution.device}, {execution.threads} threads"
-    if execution.devices > 1:
-        device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
-    if settings.model.supports_half_precision:
-        device = f"{settings.precision} on {device}"
-    unit, parameters = settings.token_unit, plan.model.parameters
-    facts = [plan.model.name, f"{parameters:,} parameters" if parameters else None]
-    trained = plan.model.trained_parameters
-    facts += [f"{trained:,} trained" if trained else None, settings.data]
-    if plan.tokens_per_sequence > 1:
-        facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
-    counts = sorted({row.tokens for row in plan.trials})
-    facts.append(f"{' to '.join(f'{n:,}' for n in counts[:: len(counts) - 1 or 1])} {unit} a trial")
-    text = printable(", ".join(filter(None, (*facts, device))))
-    header = Text.assemble((plan.experiment, "bold"), f": {text}")
+
+    console = build_console(to_stderr)
+    header = Text.assemble((plan.experiment, "bold"), f": {printable(_plan_facts(plan))}")
     console.print(header, soft_wrap=not console.is_terminal)
-    has_warmup = is_verbose and settings.workload.receives("warmup_steps")
-    groups: dict[tuple[str, str, Arm], list[PlannedTrial]] = {}
-    for row in plan.trials:
-        groups.setdefault((row.stage, row.policy, row.arm), []).append(row)
-    lines = []
-    for rows in groups.values():
-        first, rates = rows[0], sorted({row.learning_rate for row in rows if row.learning_rate})
-        form = ".2g" if len(rates) < 2 else ".0e"
-        ends = [f"{rate:{form}}".replace("e-0", "e-") for rate in rates[:: len(rates) - 1 or 1]]
-        parts = [first.microbatch_size, first.devices, first.gradient_accumulation_steps]
-        cells = {
-            "optimizer": first.optimizer,
-            "batch size": str(first.batch_size),
-            "lr": "…".join(ends) or first.policy,
-            "trials": f"{len(rows)}{' tuning' if first.stage == 'tune' else ''}",
-            "steps": f"{first.steps:,}",
-            "warmup": f"{first.warmup_steps:,}" if has_warmup else None,
-            "microbatch": " × ".join(map(str, parts[:1] + [n for n in parts[1:] if n > 1])),
-            "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
-            "time": _total_time(rows),
-        }
-        lines.append(cells)
-    console.print(build_table(lines, gap=1 if settings.optimizers or is_verbose else 2))
-    notes = _plan_notes(plan, to_run)
+    is_wide = is_verbose or bool(plan.settings.optimizers)
+    console.print(build_table(_plan_lines(plan, is_verbose), gap=1 if is_wide else 2))
+
     unused = settings_without_effect(planned.experiment)
-    notes = {"Without effect": "; ".join(map(str, unused))} | notes
+    notes = {"Without effect": "; ".join(map(str, unused)), **_plan_notes(plan, to_run)}
     if cost:
-        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
-        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
-        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
-        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
-    notes |= _internal_notes(plan) if is_verbose else {}
+        notes |= _cost_notes(cost)
+    if is_verbose:
+        notes |= _internal_notes(plan)
     note_lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
     say("\n".join([*_data_lines(plan, folder), *note_lines]), to_stderr)
     _print_proposal(plan, to_stderr)
     echo("", err=to_stderr)
+
+
+def _plan_facts(plan: Plan) -> str:
+    """Return what all trials share: model, data, tokens and device."""
+    facts = [plan.model.name]
+    if plan.model.parameters:
+        facts.append(f"{plan.model.parameters:,} parameters")
+    if plan.model.trained_parameters:
+        facts.append(f"{plan.model.trained_parameters:,} trained")
+    if plan.settings.data:
+        facts.append(plan.settings.data)
+    if plan.tokens_per_sequence > 1:
+        facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
+    counts = _ends_of(sorted({row.tokens for row in plan.trials}))
+    tokens = " to ".join(f"{count:,}" for count in counts)
+    facts.append(f"{tokens} {plan.settings.token_unit} a trial")
+    facts.append(_describe_device(plan))
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _describe_device(plan: Plan) -> str:
+    execution = plan.execution
+    device = f"{execution.device}, {execution.threads} threads"
+    if execution.devices > 1:
+        device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
+    if plan.settings.model.supports_half_precision:
+        device = f"{plan.settings.precision} on {device}"
+    return device
+
+
+def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
+    """Return the cells of a plan's table: a line per stage, policy and arm."""
+    groups: dict[tuple[str, str, Arm], list[PlannedTrial]] = {}
+    for row in plan.trials:
+        groups.setdefault((row.stage, row.policy, row.arm), []).append(row)
+
+    has_warmup = is_verbose and plan.settings.workload.receives("warmup_steps")
+    lines = []
+    for rows in groups.values():
+        first = rows[0]
+        factors = [first.microbatch_size]
+        factors += [n for n in (first.devices, first.gradient_accumulation_steps) if n > 1]
+        cells = {
+            "optimizer": first.optimizer,
+            "batch size": str(first.batch_size),
+            "lr": _rates_of(rows),
+            "trials": f"{len(rows)} tuning" if first.stage == "tune" else str(len(rows)),
+            "steps": f"{first.steps:,}",
+            "warmup": f"{first.warmup_steps:,}" if has_warmup else None,
+            "microbatch": " × ".join(map(str, factors)),
+            "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
+            "time": _total_time(rows),
+        }
+        lines.append(cells)
+    return lines
+
+
+def _rates_of(rows: Sequence[PlannedTrial]) -> str:
+    """Write the least and the largest rate; the policy if no rate is known yet."""
+    rates = sorted({row.learning_rate for row in rows if row.learning_rate})
+    if not rates:
+        return rows[0].policy
+    form = ".2g" if len(rates) == 1 else ".0e"
+    return "…".join(f"{rate:{form}}".replace("e-0", "e-") for rate in _ends_of(rates))
+
+
+def _ends_of(values: Sequence[Number]) -> Sequence[Number]:
+    """Return the first and the last of several values."""
+    return values if len(values) < 2 else [values[0], values[-1]]
+
+
+def _cost_notes(cost: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "Devices": str(cost["devices"]),
+        "Trials to run": str(cost["trials"]),
+        "Makespan": format_seconds(cost["makespan_seconds"]),
+        "Device-hours": f"{cost['device_hours']:.4g}",
+        "Price": write_if(cost["price"], "{:.4g}".format),
+    }
 
 
 def _data_lines(plan: Plan, folder: SweepFolder) -> list[str]:
@@ -158,44 +214,71 @@ def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     """Write the time of the most trials of `--seeds auto` that can follow, and its limit."""
     seconds = {row.arm: row.forecast_seconds for row in plan.trials}
     ended = Counter(row.arm for row in plan.trials) - Counter(row.arm for row in to_run)
-    counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    times = [max(0, count - ended[arm]) * (seconds[arm] or 0) for arm, count in counts.items()]
-    most = format_seconds(sum(times) * (plan.forecast_factor or 1.0))
-    text = "unknown time" if None in seconds.values() else most
+    total = 0.0
+    for arm, count in most_trials(plan).items():
+        total += max(0, count - ended[arm]) * (seconds[arm] or 0)
+
+    text = format_seconds(total * (plan.forecast_factor or 1.0))
+    if None in seconds.values():
+        text = "unknown time"
+    hours = plan.settings.answer.max_hours
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
 
 def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
-    settings, code = plan.settings, plan.code or {}
-    own_code = [*code.get("files", {}), *map(" ".join, code.get("packages", {}).items())]
-    total = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
-    count, ended = len(plan.trials), len(plan.trials) - len(to_run)
-    has_ended = f" {ended} of them have ended;" if ended else ""
-    if settings.seeds == "auto":
-        most = sum(most_trials(plan).values())
-        total = f"at least {total}; at most {most} trials, {_most_time(plan, to_run)}"
-    elif any(row.id is None for row in plan.trials):
-        total += "; tuning trials that follow from these are not counted"
+    settings = plan.settings
+    target = None
+    if settings.target:
+        target = f"a trial ends when its validation loss stays below {settings.target:g}"
+    sizes = [
+        f"{size.name} {size.used:,} in place of the {size.owner}'s {size.size:,}"
+        for size in plan.model.replaced_sizes
+    ]
+    epochs = None
+    if plan.epochs:
+        epochs = f"{plan.epochs:.3g}"
+    elif plan.data:
+        epochs = "unknown, and the last evaluation not counted, until it is tokenized"
     return {
         settings.token_unit.capitalize(): _about_tokens(plan),
-        "Target": settings.target
-        and f"a trial ends when its validation loss stays below {settings.target:g}",
+        "Target": target,
         "Initial weights": settings.init,
-        "Sizes": "; ".join(
-            f"{size.name} {size.used:,} in place of the {size.owner}'s {size.size:,}"
-            for size in plan.model.replaced_sizes
-        ),
+        "Sizes": "; ".join(sizes),
         "Warmup": _shortened_warmup(plan),
         "Microbatch": _undivided_batches(plan),
         "Memory": plan.execution.reason,
-        "Epochs of the data": f"{plan.epochs:.3g}"
-        if plan.epochs
-        else plan.data and "unknown, and the last evaluation not counted, until it is tokenized",
-        "Your code, part of every trial's id": ", ".join(own_code) or "no file" * bool(code),
-        "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
-        "Total": f"{count} trial{'s' * (count > 1)},{has_ended} estimated time {total}",
+        "Epochs of the data": epochs,
+        "Your code, part of every trial's id": _about_code(plan),
+        "Disk": f"at most {format_bytes(plan.disk_bytes)}" if plan.disk_bytes else None,
+        "Total": _about_total(plan, to_run),
     }
+
+
+def _about_total(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
+    """Return the number of trials, how many have ended, and the time of the others."""
+    count = len(plan.trials)
+    ended = count - len(to_run)
+    trials = "1 trial" if count == 1 else f"{count} trials"
+    have_ended = f" {ended} of them have ended;" if ended else ""
+
+    time = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
+    if plan.settings.seeds == "auto":
+        most = sum(most_trials(plan).values())
+        time = f"at least {time}; at most {most} trials, {_most_time(plan, to_run)}"
+    elif any(row.id is None for row in plan.trials):
+        time += "; tuning trials that follow from these are not counted"
+    return f"{trials},{have_ended} estimated time {time}"
+
+
+def _about_code(plan: Plan) -> str:
+    """Return the user's files, and packages with their versions."""
+    if not plan.code:
+        return ""
+    packages = plan.code.get("packages", {})
+    names = [*plan.code.get("files", {})]
+    names += [f"{package} {version}" for package, version in packages.items()]
+    return ", ".join(names) if names else "no file"
 
 
 def _shortened_warmup(plan: Plan) -> str:
@@ -244,21 +327,27 @@ def _about_tokens(plan: Plan) -> str | None:
 def _internal_notes(plan: Plan) -> dict[str, Any]:
     """Return what `--verbose` adds to the plan's notes."""
     settings = plan.settings
-    vocabulary, unit = settings.model.vocabulary, settings.token_unit
+    notes: dict[str, Any] = {}
     is_rate_only = not settings.workload.receives("beta2", "weight_decay")
-    policies, dimensions = {row.policy for row in plan.trials}, settings.tuning.dimensions
-    notes = {f"Rate, {p}": describe_policy(p, dimensions, is_rate_only) for p in sorted(policies)}
-    for name in settings.optimizer_names if not settings.workload.is_program else ():
-        notes[f"Optimizer, {name}"] = optimizer_facts(name)["rules"]
-    return {name: text.replace("tokens", unit) for name, text in notes.items()} | {
-        "Vocabulary": vocabulary and f"{vocabulary:,}, the tokenizer is {settings.tokenizer}",
-        "Compilation": plan.execution.compile_reason,
-        "Memory": f"The forecast is for eager steps. {plan.execution.reason}".strip(),
-    }
+    for policy in sorted({row.policy for row in plan.trials}):
+        rule = describe_policy(policy, settings.tuning.dimensions, is_rate_only)
+        notes[f"Rate, {policy}"] = rule.replace("tokens", settings.token_unit)
+    if not settings.workload.is_program:
+        for name in settings.optimizer_names:
+            rules = optimizer_facts(name)["rules"]
+            notes[f"Optimizer, {name}"] = rules.replace("tokens", settings.token_unit)
+
+    vocabulary = settings.model.vocabulary
+    if vocabulary:
+        notes["Vocabulary"] = f"{vocabulary:,}, the tokenizer is {settings.tokenizer}"
+    notes["Compilation"] = plan.execution.compile_reason
+    notes["Memory"] = f"The forecast is for eager steps. {plan.execution.reason}".strip()
+    return notes
 
 
 def print_status(document: dict[str, Any]) -> None:
-    metric, unit = Objective(document["metric"]), document["unit"]
+    metric = Objective(document["metric"])
+    unit = document["unit"]
     several = any(row["optimizer"] for row in document["trials"])  # optimizers
     rows = [
         {
@@ -300,25 +389,30 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
     sweep = load_sweep(folder.path)
     answer = sweep.answer()
     if as_json:
-        print_document(document | {"answer": answer and answer.as_json()})
+        print_document(document | {"answer": None if answer is None else answer.as_json()})
         return
+
     _print_failures(document)
-    place = shlex.quote(str(folder.path))
-    if failed := [row["id"] for row in document["trials"] if row["state"] == State.FAILED]:
-        echo(f"`sweep log {place} {failed[0][:6]}` prints the output of a trial.")
+    path = shlex.quote(str(folder.path))
+    failed = [row["id"] for row in document["trials"] if row["state"] == State.FAILED]
+    if failed:
+        echo(f"`sweep log {path} {failed[0][:6]}` prints the output of a trial.")
+
     states = Counter(map(state_of, document["trials"]))
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     echo(f"{document['sweep']}: {counts}")
-    echo(f"Report: {document['report']}, or `sweep open {place}`\n")
+    echo(f"Report: {document['report']}, or `sweep open {path}`\n")
     say("\n".join(sweep.sentences()))
     print_next(answer)
 
 
 def print_next(answer: "Answer | None") -> None:
     """Print the command that would settle what an answer leaves open, or why there is none."""
-    if answer and answer.settle_reason:
+    if answer is None:
+        return
+    if answer.settle_reason:
         say(answer.settle_reason)
-    if answer and answer.settle:
+    if answer.settle:
         seconds = answer.settle_seconds
         cost = f", at least {format_seconds(seconds)}" if seconds else ""
         echo(f"Next{cost}: {answer.settle}")
@@ -326,13 +420,20 @@ def print_next(answer: "Answer | None") -> None:
 
 def print_metrics(lines: Sequence[dict[str, Any]], unit: str) -> None:
     """Print the evaluations of a trial: tokens, seconds since its first line, and losses."""
-    names = list(dict.fromkeys(n for line in lines for n in line if n[:6] == "valid/"))
-    rows, train_loss = [], None
+    names: dict[str, None] = {}  # a set in the order of the first lines
+    for line in lines:
+        names |= dict.fromkeys(name for name in line if name.startswith("valid/"))
+
+    rows = []
+    train_loss = None
     for line in lines:
         train_loss = line.get("train/loss", train_loss)
         if any(name in line for name in names):
-            losses = {"train/loss": write_if(train_loss)}
-            losses |= {name: write_if(line.get(name)) for name in names}
-            seconds = format_seconds(line["time"] - lines[0]["time"])
-            rows.append({unit: f"{line['tokens']:,}", "time": seconds, **losses})
+            row = {
+                unit: f"{line['tokens']:,}",
+                "time": format_seconds(line["time"] - lines[0]["time"]),
+                "train/loss": write_if(train_loss),
+            }
+            row |= {name: write_if(line.get(name)) for name in names}
+            rows.append(row)
     build_console().print(build_table(rows))

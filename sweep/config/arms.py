@@ -32,12 +32,12 @@ def batch_colors(batch_sizes: Iterable[int]) -> dict[int, str]:
     import numpy as np
 
     sizes = sorted(set(batch_sizes))
-    stops = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in STOPS])
+    stops = np.array([[*bytes.fromhex(stop.removeprefix("#"))] for stop in STOPS])
+    numbers = np.arange(len(stops))
     positions = np.linspace(0, len(stops) - 1, len(sizes))
-    ends = np.arange(len(stops))
-    parts = [np.interp(positions, ends, part).round().astype(int) for part in stops.T]
+    reds, greens, blues = (np.interp(positions, numbers, part).round() for part in stops.T)
 
     colors = {}
-    for size, (red, green, blue) in zip(sizes, np.array(parts).T.tolist(), strict=True):
-        colors[size] = f"#{red:02x}{green:02x}{blue:02x}"
+    for size, red, green, blue in zip(sizes, reds, greens, blues, strict=True):
+        colors[size] = f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
     return colors

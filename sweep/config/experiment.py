@@ -114,7 +114,8 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
 def _read_seeds(value: Any) -> Any:
     if value is None or value == "auto":
         return value
-    if (count := parse_count(value, "seeds")) > 1000:
+    count = parse_count(value, "seeds")
+    if count > 1000:
         raise ValueError("must be at most 1000, or auto")
     return count
 
@@ -182,7 +183,9 @@ class Experiment(TrainingSettings):
     def objective(self) -> Objective:
         """What batch sizes are compared by: a result, or the tokens to the target."""
         objective = self.evaluated if self.target is None else TOKENS_TO_TARGET
-        return replace(objective, tolerance=self.answer.tolerance or objective.tolerance)
+        if self.answer.tolerance is None:
+            return objective
+        return replace(objective, tolerance=self.answer.tolerance)
 
     @property
     def surroundings(self) -> Surroundings:
@@ -197,12 +200,15 @@ class Experiment(TrainingSettings):
 
     @property
     def optimizer_names(self) -> tuple[str, ...]:
-        return self.optimizers or (self.optimizer.name,)
+        return self.optimizers if self.optimizers else (self.optimizer.name,)
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        names = self.optimizers or (None,)
-        return tuple(Arm(name, batch) for name in names for batch in self.batches)
+        names = self.optimizers if self.optimizers else (None,)
+        arms = []
+        for name in names:
+            arms += [Arm(name, batch_size) for batch_size in self.batches]
+        return tuple(arms)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -216,10 +222,12 @@ class Experiment(TrainingSettings):
         model = self.model
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32. Leave it out")
+
         is_pretrained = getattr(model, "tokenizer_sha256", None) is not None
         if (self.tokenizer == "pretrained") != is_pretrained:
             needed = "a model with eos_token_id and tokenizer.json, as --init or --model"
             raise ValueError(f"tokenizer 'pretrained' needs {needed}. Name one")
+
         if getattr(model, "lora", None) and self.init is None:
             raise ValueError("lora needs pretrained weights. Name them with --init")
         if model.vocabulary is None and (self.init, self.data) != (None, None):

@@ -16,7 +16,8 @@ WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
 def parse_hub_name(source: str, subject: str) -> tuple[str, str | None]:
     """Return OWNER/NAME and the revision, None if it is not given."""
-    if not (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?", source)):
+    match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?", source)
+    if match is None:
         raise SweepError(f"{subject} must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
     return match[1], match[2]
 
@@ -55,7 +56,9 @@ def _own_home() -> dict[str, str]:
         is_usable = os.access(usual, os.W_OK)
     except (OSError, RuntimeError):  # the user may have no home
         is_usable = False
-    return {} if is_usable or not cache else {"HF_HOME": f"{cache}/huggingface"}
+    if is_usable or not cache:
+        return {}
+    return {"HF_HOME": f"{cache}/huggingface"}
 
 
 @contextmanager

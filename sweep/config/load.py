@@ -29,7 +29,8 @@ def load_experiment(
     By default it is `tinystories`; for the user's workload or command it has no model or text.
     With `keeps_model_sizes` a model of transformers keeps its vocabulary and context.
     """
-    flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    overrides = {} if overrides is None else overrides
+    flags = {key: value for key, value in overrides.items() if value is not None}
     file = _fields_of_file(name, flags)
     usual = _sizes_of_file(file) | file
     is_other_model = flags.get("model") not in (None, file.get("model"))
@@ -168,13 +169,20 @@ def _complete_model(fields: dict[str, Any]) -> None:
     """Replace the name of a preset by its sizes, and add the sizes and options of the flags."""
     model = fields.get("model", "tinystories")
     changes = dict(model) if isinstance(model, dict) else {"preset": model}
-    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
-    sizes = {key: parse_count(fields.pop(key), key) for key in (*SIZES, "lora") if key in fields}
-    fields["model"] = {**preset, **changes, **sizes}
-    if options := fields.pop("model_option", None):
+    completed = {}
+    if "kind" not in changes:
+        completed = model_preset(changes.pop("preset", "tinystories"))
+    completed |= changes
+    for key in (*SIZES, "lora"):
+        if key in fields:
+            completed[key] = parse_count(fields.pop(key), key)
+
+    options = fields.pop("model_option", None)
+    if options:
         refuse_secrets(str(options), "model_option")
-        own = parse_options(options, "model_option")
-        fields["model"]["options"] = {**fields["model"].get("options", {}), **own}
+        parsed = parse_options(options, "model_option")
+        completed["options"] = {**completed.get("options", {}), **parsed}
+    fields["model"] = completed
 
 
 def _complete_schedule_of_target(fields: dict[str, Any]) -> None:
@@ -205,7 +213,9 @@ def _replaced_sizes(
 
 def _is_path(name: str | None) -> bool:
     """Return True for the path of an experiment, and False for the name of a shipped one."""
-    return name is not None and (name.endswith(".toml") or "/" in name)
+    if name is None:
+        return False
+    return name.endswith(".toml") or "/" in name
 
 
 def _read_experiment(name: str) -> dict[str, Any]:

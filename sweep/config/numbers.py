@@ -36,11 +36,13 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
     """Read batch sizes, ascending: `1,8,32`, or `1..512` for the powers of two between."""
     if isinstance(text, str) and ".." in text:
         low, _, high = text.partition("..")
-        first, last = (parse_count(end, "batches: a range's end") for end in (low, high))
+        first = parse_count(low, "batches: a range's end")
+        last = parse_count(high, "batches: a range's end")
         if first.bit_count() != 1 or last.bit_count() != 1 or first > last:
             problem = f"a range must go up between powers of two, got {text!r}"
             raise SweepError(f"batches: {problem}. Write it such as 1..512, or list sizes: 1,8,32.")
         return tuple(2**e for e in range(first.bit_length() - 1, last.bit_length()))
+
     items = text if isinstance(text, list | tuple) else str(text).split(",")
     sizes = sorted(parse_count(item, "batches: each batch size") for item in items)
     if not 0 < len(sizes) <= MOST_BATCHES or len({*sizes}) < len(sizes):
@@ -51,7 +53,8 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
 
 def nearest_multiples(value: int, unit: int) -> str:
     """Write the multiples of a unit below and above a number: "6 or 9", or "8" if none is below."""
-    below, above = value // unit * unit, -(-value // unit) * unit
+    below = value // unit * unit
+    above = -(-value // unit) * unit
     return f"{below} or {above}" if below else f"{above}"
 
 

@@ -20,8 +20,10 @@ NOT_SIZES = {
 
 def pin(source: str) -> str:
     """Return a model's name with the commit of its revision; a folder's name as it is."""
-    is_folder = not source.startswith(PREFIX)
-    return source if is_folder else f"{source.partition('@')[0]}@{model_folder(source).name}"
+    if not source.startswith(PREFIX):
+        return source
+    commit = model_folder(source).name
+    return f"{source.partition('@')[0]}@{commit}"
 
 
 def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
@@ -55,20 +57,26 @@ def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
                     return model
                 raise SweepError(f"init must contain tokenizer.json, got {source!r}. Restore it.")
         return None
-    vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
-    end = next(iter(end), None) if isinstance(end, list) else end
+
+    vocabulary = config.get("vocab_size")
     context = config.get("max_position_embeddings", config.get("n_positions"))
+    end = config.get("eos_token_id")
+    if isinstance(end, list):
+        end = end[0] if end else None
     has_tokenizer = tokenizer.is_file() and end is not None
-    repository = source.removeprefix(PREFIX).partition("@")[0]
     if None in (vocabulary, context) or (is_start and not has_tokenizer):
         raise SweepError(
             "a model must have config.json with vocab_size and max_position_embeddings, and for "
             f"--init also eos_token_id and tokenizer.json, got {source!r}. Save the model and its "
             "tokenizer there."
         )
+
+    name = config["model_type"]
+    if source.startswith(PREFIX):
+        name = source.removeprefix(PREFIX).partition("@")[0]
     fields = {
         "kind": "hugging_face",
-        "name": repository if source.startswith(PREFIX) else config["model_type"],
+        "name": name,
         "architecture": config["model_type"],
         "vocabulary": vocabulary,
         "context": context,
@@ -91,25 +99,33 @@ def with_transformers(
     most the model's; for grpo, where it is a bound, the model's. With `keeps_sizes` both are the
     model's, unless they were set for this model. `replaced_sizes` lists what is not used.
     """
-    init, model = fields.get("init"), fields.get("model")
-    if isinstance(init, str) and (found := fields_of_model(init, is_start=True)):
-        if named := sorted({"model", "tokenizer", "vocabulary"} & {*flags}):
+    init = fields.get("init")
+    model = fields.get("model")
+    model_fields = None
+    own: dict[str, Any] = {}
+    if isinstance(init, str):
+        model_fields = fields_of_model(init, is_start=True)
+    if model_fields:
+        named = sorted({"model", "tokenizer", "vocabulary"} & {*flags})
+        if named:
             raise SweepError(f"{named[0]} must be left out: the init {init!r} sets it.")
-        own: dict[str, Any] = {"init": pin(init), "tokenizer": "pretrained"}
-    elif is_model_source(model) and (found := fields_of_model(str(model), is_start=False)):
-        own = {"model_source": pin(str(model))}
-    else:
+        own = {"init": pin(str(init)), "tokenizer": "pretrained"}
+    elif is_model_source(model):
+        model_fields = fields_of_model(str(model), is_start=False)
+        own = {"model_source": pin(str(model))} if model_fields else {}
+    if not model_fields:
         return fields
 
     is_pretrained = own.get("tokenizer", fields.get("tokenizer")) == "pretrained"
     if is_pretrained and "vocabulary" in flags:
         raise SweepError("vocabulary must be left out: the pretrained tokenizer sets it.")
+
     # Sizes in the file belong to the file's model, not to an init that a flag names.
     stated = flags if "init" in flags else fields
     used = stated if keeps_sizes else {**usual, **flags}
     sizes = {key: parse_count(used[key], key) for key in SIZES if used.get(key) is not None}
 
-    most = found["context"]
+    most = model_fields["context"]
     workload = fields.get("workload")
     workload_kind = workload.get("kind") if isinstance(workload, dict) else None
     if stated.get("context") is not None:
@@ -121,13 +137,16 @@ def with_transformers(
         sizes["context"] = most
     else:
         sizes["context"] = min(sizes.get("context", most), most)
+
     if is_pretrained:
         sizes.pop("vocabulary", None)  # the model's
     else:
-        found = {key: found[key] for key in found.keys() - {"end", "tokenizer_sha256"}}
+        model_fields.pop("end", None)
+        model_fields.pop("tokenizer_sha256", None)
     kept = {key: value for key, value in fields.items() if key not in SIZES}
-    model = {**found, **sizes}
-    replaced = [("model", key, found[key], model[key]) for key in SIZES]
+    model = {**model_fields, **sizes}
+
+    replaced = [("model", key, model_fields[key], model[key]) for key in SIZES]
     if not keeps_sizes and sizes.get("context") == most and used.get("context") is not None:
         replaced.append(("experiment", "context", parse_count(used["context"], "context"), most))
     own["replaced_sizes"] = [

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError, ValidationError
 
 from sweep.config.numbers import parse_count
 from sweep.errors import SweepError, did_you_mean
@@ -80,7 +80,7 @@ def settings_of(table: type[Settings]) -> Iterator[FlaggedField]:
         for item in info.metadata:
             if not isinstance(item, Flag):
                 continue
-            name = (item.name or path[-1]).replace("-", "_")
+            name = path[-1] if item.name is None else item.name.replace("-", "_")
             if name not in names:
                 names.add(name)
                 yield FlaggedField(name, path, info, item)
@@ -104,7 +104,9 @@ def merge_settings(
         first, *rest = paths.get(name, (name,))
         if rest:  # a field of a nested table
             outer = merged.get(first)
-            value = {**(outer if isinstance(outer, dict) else {}), rest[0]: value}
+            nested = {**outer} if isinstance(outer, dict) else {}
+            nested[rest[0]] = value
+            value = nested
         merged[first] = value
     return merged
 
@@ -116,31 +118,44 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
     except ValidationError as error:
         mistakes = error.errors()
         first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
-        keys = {".".join(path): info for path, info in _fields_of(table)}
-        context = first.get("ctx", {})
-        key, value, is_known = "", context.get("got", first["input"]), False
-        for part in map(str, first["loc"]):  # also the tags of unions, and indices
-            longer = f"{key}.{part}".strip(".")
-            if is_known := longer in keys:
-                key = longer
-        if first["type"] == "extra_forbidden":
-            if is_known:  # another member of the union has it
-                problem = f"{key!r} does not apply to {first['loc'][-2]!r}"
-                raise SweepError(f"{subject}: {problem}. Leave it out.") from error
-            key = f"{key}.{first['loc'][-1]}".strip(".")
-            hint = did_you_mean(key, keys) or "Remove it."
-            raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
-        message = first["msg"].removeprefix("Value error, ").rstrip(".")
-        message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
-        names = context.get("names", ())
-        if first["type"] == "literal_error" and key in keys:
-            names = [str(choice) for choice in choices_of(keys[key].annotation)]
-        remedy = REMEDIES.get(first["type"]) or did_you_mean(str(value), names)
-        if first["type"] == "model_type":
-            key, message = "", f"{key} must be a table"
-        got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-        key += (" " if message.startswith("must ") else ": ") * bool(key)
-        raise SweepError(f"{subject}: {key}{message}{got}. {remedy}".rstrip()) from error
+        raise SweepError(f"{subject}: {_describe_mistake(table, first)}") from error
+
+
+def _describe_mistake(table: type[Settings], mistake: ErrorDetails) -> str:
+    """Return a sentence about a mistake that pydantic found, with its remedy."""
+    keys = {".".join(path): info for path, info in _fields_of(table)}
+    key = ""
+    is_known = False
+    for part in map(str, mistake["loc"]):  # also the tags of unions, and indices
+        longer = f"{key}.{part}".strip(".")
+        is_known = longer in keys
+        if is_known:
+            key = longer
+
+    kind = mistake["type"]
+    if kind == "extra_forbidden" and is_known:  # another member of the union has it
+        return f"{key!r} does not apply to {mistake['loc'][-2]!r}. Leave it out."
+    if kind == "extra_forbidden":
+        key = f"{key}.{mistake['loc'][-1]}".strip(".")
+        hint = did_you_mean(key, keys) or "Remove it."
+        return f"{key!r} is not a known key. {hint}"
+
+    context = mistake.get("ctx", {})
+    value = context.get("got", mistake["input"])
+    got = f", got {value!r}" if isinstance(value, str | int | float) else ""
+    names = context.get("names", ())
+    if kind == "literal_error" and key in keys:
+        names = [str(choice) for choice in choices_of(keys[key].annotation)]
+    remedy = REMEDIES[kind] if kind in REMEDIES else did_you_mean(str(value), names)
+
+    message = mistake["msg"].removeprefix("Value error, ").rstrip(".")
+    message = re.sub(r"^\w+ should ", "must ", message.replace("Field required", "must be set"))
+    if kind == "model_type":
+        message = f"{key} must be a table"
+    elif key:
+        separator = " " if message.startswith("must ") else ": "
+        message = f"{key}{separator}{message}"
+    return f"{message}{got}. {remedy}".rstrip()
 
 
 def one_of(*names: str) -> AfterValidator:

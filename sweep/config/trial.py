@@ -24,12 +24,17 @@ class TokenizerSettings(Settings):
 
 def tokenizer_of(experiment: Experiment) -> TokenizerSettings | None:
     """Return the tokenizer of an experiment; None if it has neither text nor a pretrained one."""
-    model, kind = experiment.model, experiment.tokenizer
+    model = experiment.model
+    kind = experiment.tokenizer
     if experiment.data is None and kind != "pretrained":
         return None
-    end, sha256 = getattr(model, "end", 0), getattr(model, "tokenizer_sha256", None)
     assert model.vocabulary is not None
-    return TokenizerSettings(kind=kind, vocabulary=model.vocabulary, end=end, sha256=sha256)
+    return TokenizerSettings(
+        kind=kind,
+        vocabulary=model.vocabulary,
+        end=getattr(model, "end", 0),
+        sha256=getattr(model, "tokenizer_sha256", None),
+    )
 
 
 class Science(TrainingSettings):
@@ -92,7 +97,8 @@ class TrialConfig(Settings):
         """Return the config of an attempt after memory ran out: other batches shrink too."""
         evaluated = min(microbatch_size, self.execution.evaluation_batch_size)
         config = self.with_microbatch(microbatch_size, evaluation_batch_size=evaluated)
-        if at_once := self.execution.generation_batch_size:
+        at_once = self.execution.generation_batch_size
+        if at_once:
             at_once = max(1, at_once * microbatch_size // self.microbatch_size)
             config = config.with_microbatch(microbatch_size, generation_batch_size=at_once)
         return config

@@ -172,7 +172,8 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
 
     @property
     def user_objects(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.task, self.reward or "") if ":" in name)
+        names = (self.task,) if self.reward is None else (self.task, self.reward)
+        return tuple(name for name in names if ":" in name)
 
     def reward_objective(self) -> Objective:
         return Objective(unit="of reward", label="minus mean reward")
@@ -282,7 +283,8 @@ class Command(OwnWorkload):
                 raise ValueError(f"tuning {name} needs {{{name}}} in the command. Add it")
 
     def refuse_execution(self, names: Iterable[str]) -> None:
-        if others := sorted({*names} - EXECUTION_OF_COMMANDS):
+        others = sorted({*names} - EXECUTION_OF_COMMANDS)
+        if others:
             raise SweepError(f"{others[0]} does not apply to a command. Leave it out.")
         if not self.splits_batches and not {"microbatch", "accumulation"}.isdisjoint(names):
             needed = "need {microbatch_size} or {accumulation} in the command"

@@ -45,31 +45,31 @@ def summarize_data(
 ) -> DataSummary:
     """Return what is read of a source, with numbers if it is prepared, and what is left out."""
     prepared = find_prepared(identity, tokenizer)
-    counts = prepared.counts if prepared else {}
-    tallies = {
-        role: [Tally(**tally) for tally in role_tallies]
-        for role, role_tallies in counts.get("files", {}).items()
-    }
+    counts = {} if prepared is None else prepared.counts
+    tallies = {}
+    for role, fields_of_tallies in counts.get("files", {}).items():
+        tallies[role] = [Tally(**fields) for fields in fields_of_tallies]
+
     notes: list[str] = []
+    files: list[FileSummary] = []
     if identity["name"] == "path" and source is not None:
         located = locate_files(source)
         left_out = located.left_out
         notes += located.notes
         for paths in located.roles.values():
             notes += _equal_files(paths)
-        files = []
         for role, paths in located.roles.items():
             of_role = tallies.get(role, [None] * len(paths))
-            files += [_summarize(path, role, t) for path, t in zip(paths, of_role, strict=True)]
+            for path, tally in zip(paths, of_role, strict=True):
+                files.append(_summarize(path, role, tally))
     else:  # a split of the hub has the name that it was read by
         left_out = counts.get("left_out", {})
-        files = [
-            _summarize(tally.name, role, tally)
-            for role, role_tallies in tallies.items()
-            for tally in role_tallies
-        ]
+        for role, of_role in tallies.items():
+            files += [_summarize(tally.name, role, tally) for tally in of_role]
+
     notes += _notes(files)
-    if common := counts.get("valid_documents_in_train"):
+    common = counts.get("valid_documents_in_train")
+    if common:
         total = counts["valid_documents"]
         notes.append(f"{common:,} of {total:,} validation documents are also training documents.")
     return DataSummary(files, left_out, notes)
@@ -96,21 +96,27 @@ def _summarize(file: Path | str, role: str, tally: Tally | None) -> FileSummary:
 def _notes(files: Sequence[FileSummary]) -> list[str]:
     notes = []
     texts = [file for file in files if file.format == TEXT_ROLE]
-    if unknown := [file.file for file in texts if not has_text_suffix(file.file)]:
+    unknown = [file.file for file in texts if not has_text_suffix(file.file)]
+    if unknown:
         notes.append(f"Read as plain text, whatever the name says: {name_list(unknown)}.")
+
     for kind in dict.fromkeys(file.looks_like for file in texts if file.looks_like):
         names = name_list([file.file for file in texts if file.looks_like == kind])
         notes.append(f"Read as plain text, but looks like {kind}: {names}.")
-    if divided := [file for file in files if file.inner_separators]:
-        total = sum(file.inner_separators or 0 for file in divided)
-        names = name_list([file.file for file in divided])
+
+    divided = {file.file: file.inner_separators for file in files if file.inner_separators}
+    if divided:
+        total = sum(divided.values())
+        names = name_list([*divided])
         notes.append(
             f"{SEPARATOR} occurs {_count(total, 'time')} inside lines of {names}, where it is "
             "ordinary text. Put it on lines of its own if it separates documents."
         )
-    if other := [file for file in files if file.other_separators]:
-        total = sum(file.other_separators or 0 for file in other)
-        names = name_list([file.file for file in other])
+
+    others = {file.file: file.other_separators for file in files if file.other_separators}
+    if others:
+        total = sum(others.values())
+        names = name_list([*others])
         notes.append(
             f"Lines such as </s> or <eos> occur {_count(total, 'time')} in {names}, where they are "
             f"ordinary text. Replace them by {SEPARATOR} if they separate documents."
@@ -123,12 +129,14 @@ def _equal_files(paths: Sequence[Path]) -> list[str]:
     by_size = defaultdict[int, list[Path]](list)
     for path in paths:
         by_size[_size_of_content(path)].append(path)
+
     by_content = defaultdict[bytes, list[str]](list)
     for size, same_size in by_size.items():
         if size == 0 or len(same_size) < 2:
             continue
         for path in same_size:
             by_content[_digest_of_content(path)].append(path.name)
+
     return [
         f"These files have the same content, which counts {len(names)} times: {name_list(names)}."
         for names in by_content.values()
@@ -185,7 +193,9 @@ def data_lines(summary: DataSummary) -> list[str]:
 def _numbers(files: Sequence[FileSummary]) -> str:
     if any(file.rows is None for file in files):
         return "not read yet"
-    rows, documents, empty = 0, 0, 0
+    rows = 0
+    documents = 0
+    empty = 0
     for file in files:
         rows += file.rows or 0
         documents += file.documents or 0

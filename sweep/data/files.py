@@ -12,7 +12,9 @@ from pathlib import Path
 
 from sweep.errors import SweepError, cut, list_some
 
-TRAIN, VALID, TEST = "train", "valid", "test"
+TRAIN = "train"
+VALID = "valid"
+TEST = "test"
 TEXT_ROLE = "text"  # files without a role of their own; their documents are split
 
 ROLE_WORDS = {
@@ -152,7 +154,8 @@ def _without_a_role(name: str) -> list[tuple[str, str]]:
     words = words_of(name)
     found = []
     for index, word in enumerate(words):
-        before, after = "".join(words[:index]), "".join(words[index + 1 :])
+        before = "".join(words[:index])
+        after = "".join(words[index + 1 :])
         for role in ROLE_WORDS:
             rests = _rests(word, f"{ROLE_WORDS[role]}|{WEAK_WORDS[role]}")
             found += [(role, before + rest + after) for rest in rests]
@@ -194,15 +197,18 @@ def locate_files(source: str) -> DataFiles:
     """Return the files of a path by role, by their names alone; refuse what is ambiguous."""
     path = Path(source).expanduser().absolute()
     try:
-        is_file, is_folder = path.is_file(), path.is_dir()
+        is_folder = path.is_dir()
+        exists = is_folder or path.is_file()
     except OSError:  # a name that is too long
-        is_file, is_folder = False, False
-    if not source or not (is_file or is_folder):
+        exists = False
+    if not source or not exists:
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
         raise SweepError(f"data must be {choices}, got {cut(source)!r}.")
     if is_folder:
         return _locate_in_folder(path)
-    if what := other_format(path.name):
+
+    what = other_format(path.name)
+    if what:
         problem = f"data must be plain text or a table, got {cut(str(path))!r}, {what}"
         remedy = _saved_remedy(path.parent) if path.suffix.lower() == ".arrow" else EXTRACT
         raise SweepError(f"{problem}. {remedy}")
@@ -246,12 +252,16 @@ def _locate_in_folder(folder: Path) -> DataFiles:
         left_out[entry.name] = reason
         if reason == other_format(entry.name) != BACKUP:
             unreadable[role_of(entry.name)].append(entry.name)
+
     for role in (TRAIN, VALID):
         if unreadable[role] and not files[role]:
             problem = f"got {name_list(unreadable[role])}, {left_out[unreadable[role][0]]}"
             raise SweepError(f"{subject} must hold {role} data as text, {problem}. {EXTRACT}")
         _refuse_several_sets(files[role], role, subject)
-    train, valid, unnamed = files[TRAIN], files[VALID], files[None]
+
+    train = files[TRAIN]
+    valid = files[VALID]
+    unnamed = files[None]
     left_out |= {file.name: "named like test data" for file in files[TEST]}
     if not (train or valid or unnamed):
         raise SweepError(f"{subject} has no text file{_why_none(left_out)}. Add one.")
@@ -265,7 +275,11 @@ def _locate_in_folder(folder: Path) -> DataFiles:
         left_out |= {file.name: reason for file in unnamed}
     if not train:
         _refuse_hidden_roles(unnamed, subject)
-    roles = {TRAIN: train, VALID: valid} if valid else {TEXT_ROLE: train or unnamed}
+
+    if valid:
+        roles = {TRAIN: train, VALID: valid}
+    else:
+        roles = {TEXT_ROLE: train if train else unnamed}
     for paths in roles.values():
         _refuse_missing_shards([path.name for path in paths], subject)
     return DataFiles(roles, left_out)
@@ -352,13 +366,20 @@ def _refuse_unclear_train(
 def _refuse_missing_shards(names: Sequence[str], subject: str) -> None:
     indices = defaultdict[tuple[str, int], set[int]](set)
     for name in names:
-        if shard := SHARD.search(name):
-            indices[SHARD.sub("*", name), int(shard[2])].add(int(shard[1]))
+        shard = SHARD.search(name)
+        if shard:
+            number = int(shard[1])
+            total = int(shard[2])
+            indices[SHARD.sub("*", name), total].add(number)
+
     for (pattern, total), numbers in indices.items():
         first = 1 if total in numbers else 0
         if len(numbers) == total and min(numbers) == first:
             continue
+
         got = f"{len(numbers)} of {total} parts of {cut(pattern, 60)}"
-        absent = next((n for n in range(first, first + total) if n not in numbers), None)
-        missing = "" if absent is None else f"; number {absent} is missing"
-        raise SweepError(f"{subject} must hold all parts of a file, got {got}{missing}. Add them.")
+        for number in range(first, first + total):
+            if number not in numbers:
+                got += f"; number {number} is missing"
+                break
+        raise SweepError(f"{subject} must hold all parts of a file, got {got}. Add them.")

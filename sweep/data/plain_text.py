@@ -87,7 +87,8 @@ class Tally:
             if piece.text or is_open:
                 if not self.documents and not is_open:
                     self.looks_like = _find_markup(piece.text)
-                self.documents += piece.ends_document
+                if piece.ends_document:
+                    self.documents += 1
                 self.inner_separators += piece.text.count(SEPARATOR)
                 self.other_separators += len(OTHER_SEPARATOR_LINE.findall(piece.text))
                 yield piece
@@ -152,24 +153,30 @@ def parse_text(path: Path, block: int = BLOCK_BYTES) -> Iterator[Piece]:
 
 
 def _documents(file: IO[str], block: int) -> Iterator[Piece]:
-    pending, is_open = "", False  # text not yet yielded; True if its document's start was yielded
+    pending = ""  # text not yet yielded
+    is_open = False  # True if the start of its document was yielded
     limit = min(PIECE_CHARACTERS, block)
     while text := file.read(block):
         text += file.readline(block)  # so that no separator is cut
         if "\0" in text:
             raise UnicodeError("a NUL byte")
+
         *ended, pending = SEPARATOR_LINE.split(pending + text)
         for document in ended:
             yield Piece(document.rstrip() if is_open else document.strip())
             is_open = False
+
         if not is_open:
             pending = pending.lstrip()
         while len(pending) > limit:
             cuts = CUT.finditer(pending, max(1, limit - CUT_CHARACTERS), limit)
             end = max((match.start() for match in cuts), default=limit)
             yield Piece(pending[:end], ends_document=False)
-            pending, is_open = pending[end:], True
-    if (rest := pending.rstrip()) or is_open:
+            pending = pending[end:]
+            is_open = True
+
+    rest = pending.rstrip()
+    if rest or is_open:
         yield Piece(rest)
 
 
@@ -214,7 +221,8 @@ def _convert(encoding: str) -> str:
 
 def _utf16_without_mark(start: bytes) -> str | None:
     """Return UTF-16LE or UTF-16BE if almost only odd or only even bytes are NUL."""
-    even, odd = start[0::2].count(0), start[1::2].count(0)
+    even = start[0::2].count(0)
+    odd = start[1::2].count(0)
     if odd > 10 * even:
         return "UTF-16LE"
     return "UTF-16BE" if even > 10 * odd else None
@@ -223,7 +231,8 @@ def _utf16_without_mark(start: bytes) -> str | None:
 def _find_bad_byte(path: Path) -> tuple[str, int]:
     """Return the place of the first byte that is NUL or not UTF-8, in words, and its value."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    line, size = 1, 0  # counted before the block
+    line = 1  # of the start of the block
+    size = 0  # bytes before the block
     with open_file(path, "rb") as file:
         while True:
             block = file.read(BLOCK_BYTES)

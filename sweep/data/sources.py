@@ -109,7 +109,9 @@ def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
         pairs = [(format_of(path), sha256_of_file(path)) for path in paths]
         identity["sha256"][role] = pairs[0][1] if len(pairs) == 1 else sha256_of(pairs)
         identity["kind"][role] = "+".join(sorted({kind for kind, _ in pairs}))
-    return identity | ({"split": SPLIT_RULE} if TEXT_ROLE in files else {})
+    if TEXT_ROLE in files:
+        identity["split"] = SPLIT_RULE
+    return identity
 
 
 def find_files(source: str) -> DataFiles:
@@ -129,17 +131,18 @@ def _has_text(path: Path) -> bool:
 
 def open_data(identity: dict[str, Any], path: str | None) -> OpenData:
     """Return a reader of each split; download and split the data if necessary."""
-    column = identity.get("column", TEXT)
-    if source := NAMED.get(identity["name"]):  # valid, the small one, comes first
+    source = NAMED.get(identity["name"])
+    if source is not None:  # valid, the small one, comes first
         return OpenData({split: source.open_split(identity, split) for split in reversed(SPLITS)})
+
+    column = identity.get("column", TEXT)
     if identity["name"] == "hf":
         counted, left_out = _open_hub(identity["repository"], identity["revision"], column)
     else:
         check_unchanged(identity, path)
         left_out = {}
-        counted = {
-            role: read_files(paths, column) for role, paths in find_files(str(path)).roles.items()
-        }
+        files = find_files(str(path)).roles
+        counted = {role: read_files(paths, column) for role, paths in files.items()}
     if "valid" in counted:
         return OpenData({split: counted[split] for split in SPLITS}, counted, left_out)
     [whole] = counted.values()
@@ -159,10 +162,10 @@ def read_files(paths: Iterable[Path], column: str = TEXT) -> CountedReader:
     """Return a reader of files in order."""
     parts: dict[str, Reader] = {}
     for path in paths:
-        is_text = format_of(path) == "text"
-        parts[path.name] = (
-            partial(parse_text, path) if is_text else partial(parse_table, path, column)
-        )
+        if format_of(path) == "text":
+            parts[path.name] = partial(parse_text, path)
+        else:
+            parts[path.name] = partial(parse_table, path, column)
     return CountedReader(parts)
 
 
@@ -230,7 +233,10 @@ def split_documents(read: CountedReader) -> dict[str, Reader]:
         parts = read
         valid_count = max(1, round(SPLIT_RULE["valid_fraction"] * len(different)))
         is_valid = np.array(hashes, dtype=np.uint64) <= different[valid_count - 1]
-    return {"train": partial(_select, parts, ~is_valid), "valid": partial(_select, parts, is_valid)}
+
+    train = partial(_select, parts, ~is_valid)
+    valid = partial(_select, parts, is_valid)
+    return {"train": train, "valid": valid}
 
 
 def _too_few_documents(tallies: Iterable[Tally]) -> SweepError:
@@ -254,7 +260,8 @@ def _select(read: Reader, is_selected: np.ndarray) -> Iterator[Piece]:
     for piece in read():
         if is_selected[index]:
             yield piece
-        index += piece.ends_document
+        if piece.ends_document:
+            index += 1
 
 
 def _divide(read: Reader, start: int) -> Iterator[Piece]:

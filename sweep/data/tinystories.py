@@ -37,6 +37,7 @@ def download(split: str) -> Path:
 
             downloaded = hf_hub_download(REPOSITORY, name, repo_type="dataset", revision=REVISION)
             path = Path(downloaded)
-    if sha256_of_file(path) != (expected := SHA256[split]):
+    expected = SHA256[split]
+    if sha256_of_file(path) != expected:
         raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
     return path

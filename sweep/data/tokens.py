@@ -179,8 +179,10 @@ def prepare_data(
 ) -> TokenizedText:
     """Return the tokens of a data set; download and tokenize it unless the cache has them."""
     check_tokenizer(tokenizer)
-    if text := find_prepared(identity, tokenizer, verify=True):
+    text = find_prepared(identity, tokenizer, verify=True)
+    if text is not None:
         return text
+
     require_cache()
     folder = prepared_folder(identity, tokenizer)
     try:
@@ -190,8 +192,10 @@ def prepare_data(
             # The lock of a killed process is free.
             while not try_lock(lock, lock_path, fcntl.LOCK_EX, "Change SWEEP_CACHE"):
                 time.sleep(LOCK_SECONDS)
-            if text := find_prepared(identity, tokenizer, verify=True):
+            text = find_prepared(identity, tokenizer, verify=True)
+            if text is not None:
                 return text
+
             if folder.exists():  # left by a killed process, or damaged
                 on_progress(f"{folder} is incomplete or damaged; preparing the data again")
                 shutil.rmtree(folder)
@@ -224,6 +228,7 @@ def _write(
     elif settings.kind == "bpe":
         on_progress("Training the tokenizer")
         train_bpe(opened.readers["train"](), settings.vocabulary, folder / TOKENIZER)
+
     tokenizer = TextTokenizer(path, settings.end, settings.vocabulary)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
     data: dict[str, Any] = {
@@ -241,11 +246,14 @@ def _write(
         data |= {f"{split}_{name}": count for name, count in counts.items()}
     in_train = np.isin(np.array(hashes["valid"]), np.array(hashes["train"]))
     data["valid_documents_in_train"] = int(in_train.sum())
+
     # By role. Names and what is left out are those of this folder; others may share the tokens.
-    data["files"] = {
-        role: [asdict(tally) for tally in reader.tallies] for role, reader in opened.counted.items()
-    }
+    tallies = {}
+    for role, reader in opened.counted.items():
+        tallies[role] = [asdict(tally) for tally in reader.tallies]
+    data["files"] = tallies
     data["left_out"] = opened.left_out
+
     files = {file.name: sha256_of_file(file) for file in sorted(folder.iterdir())}
     write_json(folder / "data.json", {**data, "key": folder.name, "sha256_of_files": files})
 
@@ -265,24 +273,29 @@ def write_tokens(
         for batch in _batches(pieces):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
             for piece, ids in zip(batch, encoded, strict=True):
-                file.write(ids.astype(dtype).tobytes() + separator * piece.ends_document)
-                counts["tokens"] += len(ids) + piece.ends_document
-                counts["documents"] += piece.ends_document
+                file.write(ids.astype(dtype).tobytes())
+                counts["tokens"] += len(ids)
                 counts["bytes"] += len(piece.text.encode())
+                if piece.ends_document:
+                    file.write(separator)
+                    counts["tokens"] += 1
+                    counts["documents"] += 1
         file.flush()
         os.fsync(file.fileno())
     return counts
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch, characters = list[Piece](), 0
+    batch: list[Piece] = []
+    characters = 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece.text)
         if characters >= BATCH_CHARACTERS:
             watchdog.progress()
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     yield batch
 
 

@@ -27,12 +27,14 @@ class Forecasts:
     """Forecasts of one experiment's configurations on one of its devices, each computed once."""
 
     def __init__(self, devices: int = 1, zero: int = 0) -> None:
-        self.devices, self.zero = devices, zero  # `on_one_device` leaves them out
+        self.devices = devices  # `on_one_device` leaves out devices and zero
+        self.zero = zero
         self.whole_steps: dict[int, int] = {}  # peaks of the steps in one microbatch, by its size
         self._forecasts: dict[tuple[int, int, int, str], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
-        size, micro = _peak_sequences(config), config.microbatch_size
+        size = _peak_sequences(config)
+        micro = config.microbatch_size
         key = size, micro, config.execution.evaluation_batch_size, config.science.optimizer.name
         if key not in self._forecasts:
             forecast = forecast_step(config)
@@ -54,7 +56,8 @@ class Forecasts:
         if all(self.of(config).needed_bytes <= limit_bytes for config in largest.values()):
             return {}
 
-        group, execution = configs[0].group_size, configs[0].execution
+        group = configs[0].group_size
+        execution = configs[0].execution
         cap = max(config.microbatch_size for config in configs)
         alone = min(
             self.find_largest(config, limit_bytes, cap, is_accumulated=False)
@@ -93,20 +96,25 @@ class Forecasts:
             parts = config.parts_to_peak(size) if is_accumulated else 1
             return self.of(config.on_one_device(parts * size, size)).needed_bytes
 
-        cap = cap and max(cap, config.group_size)  # a microbatch may be a part of a group
+        if cap:
+            cap = max(cap, config.group_size)  # a microbatch may be a part of a group
         return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
 
 
 def _peak_sequences(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
-    own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
-    return own if config.science.workload.samples else min(own, config.parts_to_peak(micro) * micro)
+    sequences = config.science.batch_size // config.execution.devices
+    if config.science.workload.samples:
+        return sequences
+    micro = config.microbatch_size
+    return min(sequences, config.parts_to_peak(micro) * micro)
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
     """Forecast the steps and the evaluations of one trial on one device."""
     try:
-        size, micro = _peak_sequences(config), config.microbatch_size
+        size = _peak_sequences(config)
+        micro = config.microbatch_size
         here = config.with_microbatch(micro, compile=False, device="cpu")
         model = build_without_weights(build_workload(here, CPU).build_model)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -120,7 +128,8 @@ def forecast_step(config: TrialConfig) -> Forecast:
                 peaks[name] = storages.peak_bytes, storages.peak
                 storages.forget_peak()
 
-            step.workload.on_phase, step.workload.is_rehearsal = end_phase, True
+            step.workload.on_phase = end_phase
+            step.workload.is_rehearsal = True
             for _ in range(2):  # the second one holds optimizer states
                 storages.forget_peak()
                 step(step.workload.random_batch(size), 1e-3)
@@ -128,6 +137,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
             phases = {name: peak for name, (peak, _) in peaks.items() if step.samples}
             peak, by_category = max(peaks.values(), key=lambda phase: phase[0])
             rest = storages.live_bytes
+
             peaks.clear()
             step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
             end_phase("evaluation")  # it has other phases too if the workload samples
@@ -155,29 +165,39 @@ def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
     """Replace meta tensors by fake ones on the CPU; tied weights stay tied."""
     allocated: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(weight) not in allocated:
+        weights = list(module.named_parameters(recurse=False, remove_duplicate=False))
+        for name, weight in weights:
+            key = id(weight)
+            if key not in allocated:
                 data = torch.empty(weight.shape, dtype=dtype)
-                allocated[id(weight)] = nn.Parameter(data, requires_grad=weight.requires_grad)
-            setattr(module, name, allocated[id(weight)])
+                allocated[key] = nn.Parameter(data, requires_grad=weight.requires_grad)
+            setattr(module, name, allocated[key])
+
         tensors = dict(module.named_buffers(recurse=False))
-        tensors |= {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
-        for name, tensor in tensors.items():  # a tensor may also be a plain attribute
+        for name, value in vars(module).items():  # a tensor may also be a plain attribute
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value
+        for name, tensor in tensors.items():
             setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
 def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
-    whole, gathered = forecast_step(config), _gathered_bytes(config)
-    return [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
+    whole = forecast_step(config)
+    largest_layer, outside = _gathered_bytes(config)
+    return [on_devices(whole, devices, stage, largest_layer, outside) for stage in STAGES]
 
 
 def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
     """Return the bytes of a model's largest layer, and of the weights outside of its layers."""
     model = build_without_weights(build_workload(config, CPU).build_model)
     width = weight_dtype(config.science.precision).itemsize
-    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(model)]
-    total = sum(weight.numel() for weight in model.parameters())
-    return width * max(layers, default=0), width * (total - sum(layers))
+    layers = [_count_weights(layer) for layer in layers_of(model)]
+    outside = _count_weights(model) - sum(layers)
+    return width * max(layers, default=0), width * outside
+
+
+def _count_weights(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def on_devices(
@@ -189,23 +209,28 @@ def on_devices(
     all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
     Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.
     """
-    sizes = whole.by_category
-    weights, gradients, states = (sizes[name] for name in ("weights", "gradients", "optimizer"))
+    weights = whole.by_category["weights"]
+    gradients = whole.by_category["gradients"]
+    states = whole.by_category["optimizer"]
+
     own_states = -(-states // devices) if stage >= 1 else states
     at_rest = own_states - states
     if stage < 2:
-        own_weights, gathered, own_gradients = weights, 0, max(gradients, weights)
+        own_weights = weights
+        gathered = 0
+        own_gradients = max(gradients, weights)
         at_rest += weights
     else:
         own_weights = -(-weights // devices)
         gathered = weights if stage == 2 else min(weights, 2 * largest_layer + outside)
         own_gradients = -(-gradients // devices) + min(gradients, largest_layer + outside)
         at_rest += own_weights - weights
+
     split = {"gradients": own_gradients, "weights": own_weights + gathered, "optimizer": own_states}
     return replace(
         whole,
         peak_bytes=whole.peak_bytes + sum(split.values()) - weights - gradients - states,
-        by_category={**sizes, **split},
+        by_category={**whole.by_category, **split},
         rest_bytes=whole.rest_bytes + at_rest,
         evaluation_bytes=whole.evaluation_bytes + at_rest + gathered,
     )

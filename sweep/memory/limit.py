@@ -29,7 +29,8 @@ def usable_memory(execution: Execution) -> int:
 
 def check_memory_limit(execution: Execution) -> None:
     """Refuse a limit above the memory of the device, on which allocations would fail earlier."""
-    limit_bytes, device = execution.device_memory_bytes, torch.device(execution.device)
+    limit_bytes = execution.device_memory_bytes
+    device = torch.device(execution.device)
     if limit_bytes is None or device.type == "cpu":
         return
     total = total_memory(device)

@@ -44,7 +44,9 @@ class Probe:
     def __init__(
         self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
     ) -> None:
-        self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
+        self._measure = measure
+        self._limit_bytes = limit_bytes
+        self._on_point = on_point
         self._measured: dict[tuple[int, int, int], Measurement] = {}
         self.search = SearchResult()
         self.choices: list[dict[str, Any]] = []  # as `choose` returns them, the largest first
@@ -77,7 +79,8 @@ class Probe:
             message = f"the allocator had to retry {point.allocator_retries} times"
             return replace(point, status="COLLAPSED", message=message)
 
-        size, rate = point.microbatch_size, point.tokens_per_second or 0.0
+        size = point.microbatch_size
+        rate = point.tokens_per_second or 0.0
         smaller = [p for p in self.points if p.status == "OK" and p.microbatch_size < size]
         best = max((p.tokens_per_second or 0.0 for p in smaller), default=0.0)
         if rate >= SLOW * best:
@@ -92,8 +95,12 @@ class Probe:
     ) -> None:
         """Search the largest microbatch, and choose a size for each share of the limit."""
         self.search = find_largest(self.peak_bytes, self._limit_bytes, unit, cap)
-        largest, line = self.search.largest, self.search.line
-        for name, share in SHARES.items() if largest else ():
+        largest = self.search.largest
+        if not largest:
+            return
+
+        line = self.search.line
+        for name, share in SHARES.items():
             bound = largest
             if line and share < 1:
                 bound = line.largest(share * self._limit_bytes)
@@ -135,8 +142,9 @@ class Probe:
 
         if not search.is_bisected:
             return sentence
-        is_linear = search.line is None or search.line.r_squared >= LINEAR
-        return f"{sentence}; {'' if is_linear else 'memory was not linear, so '}the search bisected"
+        if search.line is not None and search.line.r_squared < LINEAR:
+            return f"{sentence}; memory was not linear, so the search bisected"
+        return f"{sentence}; the search bisected"
 
     def peak_bytes(self, size: int) -> int | None:
         point = self.measure(size, size)
@@ -144,27 +152,38 @@ class Probe:
 
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
         """Choose the largest size within its share of the limit that completes its `soak_steps`."""
+        share = SHARES[name]
         for size in range(largest, 0, -unit):
-            point, soak = self.measure(size, size), None
-            if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
+            point = self.measure(size, size)
+            if point.status != "OK" or (point.held_bytes or 0) > share * self._limit_bytes:
                 continue
+
+            soak = None
             if soak_steps:
                 many = self.measure(size, size, soak_steps)
                 if many.status != "OK":
                     continue
                 soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
-            sizes = {"microbatch_size": size, "headroom_bytes": point.headroom_bytes}
-            return {"name": name, "share": SHARES[name], **sizes, "soak": soak}
+            return {
+                "name": name,
+                "share": share,
+                "microbatch_size": size,
+                "headroom_bytes": point.headroom_bytes,
+                "soak": soak,
+            }
         return None
 
     def accumulate(self, size: int, unit: int, count: Callable[[int], int]) -> Measurement | None:
         """Measure `count(size)` microbatches of a size; if they do not fit, of smaller ones."""
         stride = unit
-        while (point := self.measure(count(size) * size, size)).status != "OK":
+        while True:
+            point = self.measure(count(size) * size, size)
+            if point.status == "OK":
+                return point
             if size <= unit:
                 return None
-            size, stride = max(unit, size - stride), 2 * stride
-        return point
+            size = max(unit, size - stride)
+            stride *= 2
 
 
 def probe(
@@ -192,9 +211,14 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
     kept = rests[WARM_UP_STEPS:]
     fit: Any = stats.linregress(range(len(kept)), kept)
     error = fit.stderr if len({*kept}) > 1 else 0.0  # scipy returns NaN for constants
-    slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * error)
-    interval, is_found = (slope - half, slope + half), slope > half
-    return dict(steps=len(rests), bytes_per_step=slope, interval=interval, is_found=is_found)
+    slope = float(fit.slope)
+    half_width = float(stats.t.ppf(0.975, len(kept) - 2) * error)
+    return {
+        "steps": len(rests),
+        "bytes_per_step": slope,
+        "interval": (slope - half_width, slope + half_width),
+        "is_found": slope > half_width,
+    }
 
 
 def measure_in_process(
@@ -208,11 +232,12 @@ def measure_in_process(
     try:
         return process.result(timeout=timeout)  # type: ignore[no-any-return]
     except WorkerDied as error:
-        status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
+        if error.timed_out:
+            return Measurement(batch_size, microbatch_size, "TIMEOUT", str(error))
         outcome = judge_death(error.exit_code, error.oom_killed, None)
-        if not error.timed_out and outcome.kind == "out_of_memory":
-            status, message = "OUT_OF_MEMORY", outcome.message
-        return Measurement(batch_size, microbatch_size, status, message)
+        if outcome.kind == "out_of_memory":
+            return Measurement(batch_size, microbatch_size, "OUT_OF_MEMORY", outcome.message)
+        return Measurement(batch_size, microbatch_size, "ERROR", str(error))
 
 
 def measure(
@@ -230,10 +255,11 @@ def measure(
             return Measurement(*sizes, "OUT_OF_MEMORY", cut(str(error)), total_bytes=limit_bytes)
         traceback.print_exc()
         return Measurement(*sizes, "ERROR", describe_error(error))
+
     point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **values)
-    own = (point.device_bytes or 0) - memory.others_bytes
-    if device.type == "cuda" and max(own, point.held_bytes or 0) > limit_bytes:
-        return replace(point, status="SPILLED", message=f"{format_bytes(own)} in use")
+    used_bytes = (point.device_bytes or 0) - memory.others_bytes
+    if device.type == "cuda" and max(used_bytes, point.held_bytes or 0) > limit_bytes:
+        return replace(point, status="SPILLED", message=f"{format_bytes(used_bytes)} in use")
     return point
 
 
@@ -242,10 +268,12 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
     if config.execution.compile:
         step.warm_up()
         forget_peak_memory(step.device)
+
     updates: list[None] = []
     if step.optimizer is not None:
         step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
-    rests, loss = [], math.nan
+    rests = []
+    loss = math.nan
     peaks: dict[str, int] = {}
     fastest: dict[str, float] = {}  # seconds by phase
     start = 0.0
@@ -265,10 +293,11 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
         del batch
         end_phase("update")
         rests.append(memory.allocated_bytes())
+
     phase_seconds = dict(fastest)  # an evaluation that samples has the same phases
     seconds = sum(phase_seconds.values())
     step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
-    return {
+    values: dict[str, Any] = {
         "rest_bytes": int(statistics.median(rests)),
         "peak_bytes": max(memory.take_peak(), *peaks.values()),
         **memory.statistics(),
@@ -277,5 +306,7 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
         "optimizer_steps": len(updates),
         "loss": loss if math.isfinite(loss) else None,
         "rests": tuple(rests),
-        **({"phases": peaks, "phase_seconds": phase_seconds} if step.samples else {}),
     }
+    if step.samples:
+        values |= {"phases": peaks, "phase_seconds": phase_seconds}
+    return values

@@ -101,13 +101,22 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
     """Fit a line to peaks in bytes by size; None with fewer than two sizes."""
     if len(peaks) < 2:
         return None
+
     sizes = np.array(list(peaks), float)
     values = np.array(list(peaks.values()), float)
     slope, fixed = np.polyfit(sizes, values, 1)
+
     residuals = values - (fixed + slope * sizes)
     spread = float(((values - values.mean()) ** 2).sum())
-    r_squared = 1 - float((residuals**2).sum()) / spread if spread else 1.0
-    return Line(float(fixed), float(slope), r_squared, float(np.abs(residuals).max()))
+    r_squared = 1.0
+    if spread:
+        r_squared = 1 - float((residuals**2).sum()) / spread
+    return Line(
+        fixed_bytes=float(fixed),
+        bytes_per_sequence=float(slope),
+        r_squared=r_squared,
+        largest_residual_bytes=float(np.abs(residuals).max()),
+    )
 
 
 @dataclass(frozen=True)
@@ -131,28 +140,45 @@ def find_largest(
     `measure` returns the peak bytes of a size, or None if it and all larger ones do not fit. The
     result was measured, and the next size too, unless that exceeds the cap.
     """
-    top = cap // unit if cap else 2**40  # units, as all sizes below
-    low, high = 0, top + 1  # the largest size that fits, the smallest that does not
+    # All sizes below are in units.
+    top = cap // unit if cap else 2**40
+    low = 0  # the largest size that fits
+    high = top + 1  # the smallest that does not
     peaks: dict[int, int | None] = {}
 
-    def bounds_after(size: int) -> tuple[int, int]:
-        peak = peaks[size * unit] = measure(size * unit)
-        return (low, size) if peak is None or peak > limit_bytes else (size, high)
+    def try_size(size: int) -> None:
+        nonlocal low, high
+        peak = measure(size * unit)
+        peaks[size * unit] = peak
+        if peak is None or peak > limit_bytes:
+            high = size
+        else:
+            low = size
 
     # At smaller sizes the optimizer can set the peak, not the batch.
-    for size in (4, 8) if top >= 8 else (1, top):
+    first_sizes = (4, 8) if top >= 8 else (1, top)
+    for size in first_sizes:
         if low < size < high:
-            low, high = bounds_after(size)
+            try_size(size)
+
     used: tuple[Line, int] | None = None  # the line, and `low`, that led to a size
     is_bisected = False
     while high - low > 1:
-        is_bisected |= len(peaks) > LINEAR_POINTS
+        if len(peaks) > LINEAR_POINTS:
+            is_bisected = True
         size = 2 * low if high > top else math.isqrt(low * high)
-        pairs = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
-        line = fit_line(dict(pairs[-2:]))
+
         # Chords of a convex curve approach from one side only, so then every other size halves.
-        if line is not None and (line, low) != used and not (is_bisected and len(peaks) % 2):
+        halves = is_bisected and len(peaks) % 2 == 1
+        line = _last_chord(peaks)
+        if line is not None and (line, low) != used and not halves:
             used = line, low
             size = min(line.largest(limit_bytes) // unit, 64 * max(low, 1))
-        low, high = bounds_after(min(max(size, low + 1), high - 1))
+        try_size(min(max(size, low + 1), high - 1))
     return SearchResult(peaks, low * unit, is_bisected, is_capped=low == top)
+
+
+def _last_chord(peaks: Mapping[int, int | None]) -> Line | None:
+    """Return the line through the peaks of the two largest sizes that have one."""
+    pairs = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
+    return fit_line(dict(pairs[-2:]))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 from sweep.orchestration.executors.local import LocalExecutor
@@ -31,6 +32,7 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
     workload = request.experiment.workload
     if not workload.is_program:
         raise SweepError("only a command can be checked. Name it with --command.")
+
     with holding(request.folder):
         trainings = _Trainings(request, on_start, steps)
         verdicts = {
@@ -38,11 +40,14 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
             "command_accumulation": trainings.split_batches(),
             "command_resumes": trainings.resume(),
         }
+        checks = {}
+        for name, (status, evidence) in verdicts.items():
+            checks[name] = {"status": status, "evidence": evidence}
         document = {
             "command": workload.code[0],
             "code": trainings.plan.code,
             **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
-            "checks": {c: {"status": s, "evidence": text} for c, (s, text) in verdicts.items()},
+            "checks": checks,
             "not_checked": [NOT_CHECKED],
         }
         write_json(request.folder.check_path, document)
@@ -57,33 +62,27 @@ class _Trainings:
         self.on_start = on_start
         for name in ("first", "again", "split", "resumed"):
             remove(self.folder.path / name)
-        experiment = request.experiment
-        policy = parse_policy(experiment.lr)
-        batch = min((size for size in experiment.batches if size > 1), default=1)
-        course = Course.of_tokens(batch, experiment.tokens_per_sequence, experiment.budget)
-        rate = policy.rate_at(batch)
-        if policy.is_tuned and experiment.tuning.centre:
-            rate = experiment.tuning.centre
-        budget = course.tokens_at(max(1, min(steps, course.steps)))
-        changes = {"batches": (batch,), "lr": repr(rate), "seeds": 1, "budget": budget}
-        small = experiment.model_copy(update=changes)
+
+        small = _shortened(request.experiment, steps)
         request = replace(request, experiment=small, folder=self.folder, command=())
         self.plan = make_plan(request).plan
         self.row = self.plan.trials[0]
+
         outcome, self.trial = self.train("first")
         if outcome.kind != "complete":
             raise SweepError(f"the command must complete {self.row.steps} steps: {outcome.message}")
         self.losses = _losses_of(self.trial)
 
     def train(
-        self, name: str, most_lines: float = math.inf, **status: Any
+        self, name: str, most_lines: float = math.inf, **changes: Any
     ) -> tuple[Outcome, TrialFolder]:
         """Train in a folder of this name; kill the command once it has reported so many lines."""
         self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
         folder = SweepFolder(self.folder.path / name)
         save_plan(self.plan, folder)
         trial = folder.trial(str(self.row.id))
-        trial.write_status(begin_attempt(trial.read_status().changed(**status)))
+        trial.write_status(begin_attempt(trial.read_status().changed(**changes)))
+
         executor = LocalExecutor(Settings(), self.plan.execution, folder)
         future = executor.submit(trial, executor.slots[0])
         try:
@@ -93,21 +92,26 @@ class _Trainings:
             executor.stop(force=True)  # if it still runs
         return future.result(), trial
 
-    def compare(self, name: str, tolerance: float, **status: Any) -> tuple[str, str]:
+    def compare(self, name: str, tolerance: float, **changes: Any) -> tuple[str, str]:
         """Train again, and compare all losses."""
-        outcome, trial = self.train(name, **status)
+        outcome, trial = self.train(name, **changes)
         if outcome.kind != "complete":
             return "FAIL", f"The other training did not complete: {outcome.message}"
-        first, second = self.losses, _losses_of(trial)
+
+        first = self.losses
+        second = _losses_of(trial)
         if first.keys() != second.keys():
             step, metric = min(first.keys() ^ second.keys())
             return "FAIL", f"Only one training reported {metric} at step {step}."
-        largest, (step, metric) = max(
-            (abs(value - second[key]) / max(abs(value), abs(second[key]), 1e-300), key)
-            for key, value in first.items()
-        )
+
+        differences = []
+        for key, value in first.items():
+            scale = max(abs(value), abs(second[key]), 1e-300)
+            differences.append((abs(value - second[key]) / scale, key))
+        largest, (step, metric) = max(differences)
+        status = "FAIL" if largest > tolerance else "PASS"
         text = f"The largest relative difference of {len(first)} losses is {largest:.1e}"
-        return "FAIL" if largest > tolerance else "PASS", f"{text}, {metric} at step {step}."
+        return status, f"{text}, {metric} at step {step}."
 
     def split_batches(self) -> tuple[str, str]:
         config = self.trial.read_config()
@@ -121,15 +125,32 @@ class _Trainings:
     def resume(self) -> tuple[str, str]:
         if not self.plan.settings.workload.can_resume:
             return "NOT APPLICABLE", "The command has no {resume}: a killed trial begins again."
+
         _, trial = self.train("resumed", len(_reported(self.trial)) // 2)
         lines = _reported(trial)
         is_over = any(load_json(line)["step"] >= self.row.steps for line in lines)
         if is_over or not lines or not trial.resume_path.exists():
             return "NOT APPLICABLE", "It had ended, or not yet saved. Use more --steps."
+
         status, evidence = self.compare("resumed", EQUAL)
-        ends = [load_json(line)["step"] for line in _reported(trial)[len(lines) - 1 :][:2]]
-        story = f"Killed at step {ends[0]}, it reported again from step {ends[-1]} on"
+        last_and_next = _reported(trial)[len(lines) - 1 :][:2]  # the next may be missing
+        steps = [load_json(line)["step"] for line in last_and_next]
+        story = f"Killed at step {steps[0]}, it reported again from step {steps[-1]} on"
         return status, f"{story}. {evidence}"
+
+
+def _shortened(experiment: Experiment, steps: int) -> Experiment:
+    """Return the experiment at one batch size and rate, for a number of steps or its budget."""
+    policy = parse_policy(experiment.lr)
+    batch_size = min((size for size in experiment.batches if size > 1), default=1)
+    rate = policy.rate_at(batch_size)
+    if policy.is_tuned and experiment.tuning.centre:
+        rate = experiment.tuning.centre
+
+    course = Course.of_tokens(batch_size, experiment.tokens_per_sequence, experiment.budget)
+    budget = course.tokens_at(max(1, min(steps, course.steps)))
+    changes = {"batches": (batch_size,), "lr": repr(rate), "seeds": 1, "budget": budget}
+    return experiment.model_copy(update=changes)
 
 
 def _reported(trial: TrialFolder) -> list[bytes]:
@@ -140,9 +161,10 @@ def _reported(trial: TrialFolder) -> list[bytes]:
 
 def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:
     """Return the losses and validation metrics of a trial by step and name."""
-    return {
-        (line["step"], name): value
-        for line in trial.read_metrics()
-        for name, value in line.items()
-        if value is not None and (name == "train/loss" or name.startswith("valid/"))
-    }
+    losses = {}
+    for line in trial.read_metrics():
+        for name, value in line.items():
+            is_loss = name == "train/loss" or name.startswith("valid/")
+            if is_loss and value is not None:
+                losses[line["step"], name] = value
+    return losses

@@ -42,10 +42,12 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
         seconds, part_factor, why = estimate_seconds(plan, part, folder)
         times |= zip(part, seconds, strict=True)
         factor, reason = max((factor, reason), (part_factor or 0.0, why))
+
     peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
         forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])
         peaks = [forecast.peak_bytes for forecast in forecasts]
+
     rows = tuple(
         row.model_copy(update={"forecast_seconds": times[row], "forecast_bytes": peak})
         for row, peak in zip(plan.trials, peaks, strict=True)
@@ -103,8 +105,11 @@ def estimate_seconds(
         if result is not None and result.state is State.COMPLETE and result.seconds_training
     ]
     if complete:
-        pairs = [(r.batch_size, r.seconds_training / r.steps) for r in complete]
-        medians = {size: statistics.median(t for b, t in pairs if b == size) for size, _ in pairs}
+        times: dict[int, list[float]] = {}  # seconds per step by batch size
+        for result in complete:
+            seconds_per_step = result.seconds_training / result.steps
+            times.setdefault(result.batch_size, []).append(seconds_per_step)
+        medians = {size: statistics.median(of_size) for size, of_size in times.items()}
         per_step, per_sequence, factor = fit_step_time(medians)
         outside = statistics.median(r.seconds_total - r.seconds_training for r in complete)
     else:
@@ -149,11 +154,15 @@ def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
     import numpy as np
     from scipy.optimize import nnls
 
-    sizes, times = np.array([*seconds]), np.array([*seconds.values()])
+    sizes = np.array([*seconds])
+    times = np.array([*seconds.values()])
     columns = np.stack([sizes / times, 1 / times], axis=1)  # fitted to 1
     (per_sequence, per_step), _ = nnls(columns, np.ones(len(sizes)))
-    ratios = (per_step + per_sequence * sizes) / times
-    factor = float(np.maximum(ratios, 1 / ratios).max()) if len(sizes) > 1 else UNCERTAIN
+
+    factor = UNCERTAIN
+    if len(sizes) > 1:
+        ratios = (per_step + per_sequence * sizes) / times
+        factor = float(np.maximum(ratios, 1 / ratios).max())
     return float(per_step), float(per_sequence), factor
 
 
@@ -170,24 +179,32 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
-    small, factor = config.group_size, 2 if config.science.workload.samples else 4
     eager = config.with_microbatch(config.microbatch_size, compile=False)
     science = config.science.model_copy(update={"start": None})  # needs no weights
     eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, use_device(config.execution.device))
+
+    small = config.group_size
+    factor = 2 if config.science.workload.samples else 4
+    sizes = sorted({small, factor * small, max(small, config.microbatch_size)})
     seconds: dict[int, float] = {}
-    began, used = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu_began = time.process_time()
     psutil.cpu_percent()  # begins the measurement
-    for size in sorted({small, factor * small, max(small, config.microbatch_size)}):
-        if seconds and size / max(seconds) * seconds[max(seconds)] > LONGEST_STEP:
-            break
+    for size in sizes:
+        if seconds:
+            last = max(seconds)
+            if size / last * seconds[last] > LONGEST_STEP:
+                break
         for _ in range(3):  # the first step allocates
             batch = step.workload.random_batch(size)
             start = time.perf_counter()
             step(batch, 1e-9).item()
             seconds[size] = min(seconds.get(size, math.inf), time.perf_counter() - start)
-    own = (time.process_time() - used) / (time.perf_counter() - began)
-    return seconds, max(0.0, psutil.cpu_percent() / 100 - own / (psutil.cpu_count() or 1))
+
+    cores_used = (time.process_time() - cpu_began) / (time.perf_counter() - began)
+    share_used = cores_used / (psutil.cpu_count() or 1)
+    return seconds, max(0.0, psutil.cpu_percent() / 100 - share_used)
 
 
 def disk_bytes(plan: Plan, at_once: int) -> int | None:
@@ -196,18 +213,24 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     parameters = plan.model.trained_parameters if is_lora else plan.model.parameters
     if parameters is None:
         return None
-    weights, checkpoint = 4 * parameters, 12 * parameters  # with AdamW's two moments, in float32
+
+    weights = 4 * parameters  # float32
+    checkpoint = 12 * parameters  # with AdamW's two moments
+    running = min(max(1, at_once), len(plan.trials))
+    bytes_of_running = running * 3 * checkpoint  # the third while it is written
+
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
     finals = sum(row.stage == "final" for row in plan.trials)
-    running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint  # the third while written
-    curves = len(plan.trials) << 20  # with log, losses and MLflow
-    return running + finals * kept[plan.execution.keep] + curves
+    bytes_of_finals = finals * kept[plan.execution.keep]
+    bytes_of_curves = len(plan.trials) << 20  # with log, losses and MLflow
+    return bytes_of_running + bytes_of_finals + bytes_of_curves
 
 
 def check_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
     """Refuse a sweep that the disk has no room for."""
     existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
-    free, written = shutil.disk_usage(existing).free, 0
+    free = shutil.disk_usage(existing).free
+    written = 0
     for parent, _, names in os.walk(folder.path):
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # attempts may be running
@@ -238,24 +261,29 @@ def cost_on_cluster(
     """
     if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
         raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
-    if (per_trial := plan.execution.devices) > gpus:
+    per_trial = plan.execution.devices
+    if per_trial > gpus:
         raise SweepError(
             f"a trial must fit on one node, got {per_trial} devices per trial and gpus={gpus}. Use "
             "larger nodes, or fewer devices per trial."
         )
     rows = plan.trials
-    if unknown := sorted({row.batch_size for row in rows if row.forecast_seconds is None}):
+    unknown = sorted({row.batch_size for row in rows if row.forecast_seconds is None})
+    if unknown:
         raise SweepError(
             f"--cluster needs a time estimate at batch size {', '.join(map(str, unknown))}. "
             "Complete one trial of this sweep on such a device, with this --out."
         )
+
+    slot_count = nodes * (gpus // per_trial)
     makespan = 0.0
     for awaits_rate in (False, True):  # such trials start after all tuning trials
         lengths = [row.forecast_seconds or 0.0 for row in rows if (row.id is None) is awaits_rate]
-        free = [makespan] * (nodes * (gpus // per_trial))  # when each slot becomes free
+        free_at = [makespan] * slot_count  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):
-            heapq.heapreplace(free, free[0] + seconds)
-        makespan = max(free)
+            heapq.heapreplace(free_at, free_at[0] + seconds)
+        makespan = max(free_at)
+
     hours = nodes * gpus * makespan / 3600
     return {
         "devices": nodes * gpus,

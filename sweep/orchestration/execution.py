@@ -19,9 +19,31 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     from sweep.training.device import available_cores, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
-    devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
-    if "devices" not in chosen.model_fields_set and size and parts:
-        devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
+    devices = chosen.devices
+    if "devices" not in chosen.model_fields_set and chosen.microbatch and chosen.accumulation:
+        sequences = chosen.microbatch * chosen.accumulation
+        devices = max(1, min(experiment.batches) // sequences)  # checked in the plan
+    _refuse_unsuited(experiment, chosen, device, devices)
+
+    device_type = device.partition(":")[0]
+    if device_type != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
+        # In a child process, because the question creates a context on the device.
+        run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
+
+    decided: dict[str, Any] = {"device": device, "devices": devices}
+    decided["threads"] = max(1, available_cores() // devices)
+    if experiment.workload.is_program:
+        decided["evaluation_batch_size"] = 1
+    else:
+        sequences = tokens_at_once(device) // experiment.tokens_per_sequence
+        decided["evaluation_batch_size"] = max(1, sequences)
+    if chosen.loss_chunk_rows is None:
+        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device_type]
+    return chosen.model_copy(update=decided)
+
+
+def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, devices: int) -> None:
+    """Refuse choices that the experiment's workload, its optimizers or the device cannot have."""
     experiment.workload.refuse_execution(chosen.model_fields_set)
     samples = experiment.workload.samples
     names = experiment.optimizer_names
@@ -38,16 +60,6 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
             f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
             f"workload other than grpo, got {experiment.workload.name!r}. Use one device per trial."
         )
-    decided: dict[str, Any] = {"device": device, "devices": devices}
-    if device.partition(":")[0] != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
-        # In a child process, because the question creates a context on the device.
-        run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
-    decided["threads"] = max(1, available_cores() // devices)
-    sequences = tokens_at_once(device) // experiment.tokens_per_sequence
-    decided["evaluation_batch_size"] = 1 if experiment.workload.is_program else max(1, sequences)
-    if chosen.loss_chunk_rows is None:
-        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
-    return chosen.model_copy(update=decided)
 
 
 def reason_for_eager_steps(plan: Plan) -> str | None:
@@ -55,17 +67,19 @@ def reason_for_eager_steps(plan: Plan) -> str | None:
     from sweep.training.device import has_compiler, is_available
 
     execution = plan.execution
+    device = execution.device
+    is_cpu = device == "cpu"
+    if is_cpu and execution.device_memory_bytes is not None:
+        return "a memory limit on a CPU counts the tensors of every operation"
+    if device == "mps":
+        return f"compiling is not supported on {device}"
+
     flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
-    is_cpu, device = execution.device == "cpu", execution.device
-    reasons = {
-        "a memory limit on a CPU counts the tensors of every operation": is_cpu
-        and execution.device_memory_bytes is not None,
-        f"compiling is not supported on {device}": device == "mps",
-        f"the plan has only {flops:.1e} training FLOPs": is_cpu and flops < COMPILE_FLOPS,
-        "no compiler on this machine": is_available(device)
-        and not has_compiler(execution.device_type),
-    }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if is_cpu and flops < COMPILE_FLOPS:
+        return f"the plan has only {flops:.1e} training FLOPs"
+    if is_available(device) and not has_compiler(execution.device_type):
+        return "no compiler on this machine"
+    return None
 
 
 def bound_by_memory(plan: Plan) -> dict[str, Any]:

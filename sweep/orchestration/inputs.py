@@ -28,14 +28,16 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     Returns:
         The request with what the user's workload declares, and the identities.
     """
-    experiment, folder = request.experiment, request.folder
+    experiment = request.experiment
+    folder = request.folder
     fields: dict[str, Any] = {}
-    if objects := experiment.user_code:
-        fields["code"], declared = run_job(identify_code, objects, DECLARATIONS)
+    if experiment.user_code:
+        fields["code"], declared = run_job(identify_code, experiment.user_code, DECLARATIONS)
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
         workload = experiment.workload.with_declarations(declared, experiment.surroundings)
         experiment = experiment.model_copy(update={"workload": workload})
+
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
@@ -46,22 +48,32 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
         fields["data"] = identify_data(experiment.data, experiment.text_column)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
+
     if experiment.init is not None:
-        start = identify_start(experiment.init)
-        present = {"model": weights_of(experiment.model), "data": fields.get("data")}
-        present["tokenizer"] = tokenizer and tokenizer.model_dump(mode="json")
-        for name, expected in present.items():
-            if name in start and start[name] != expected:
-                raise SweepError(
-                    f"init must be a trial with the experiment's {name} ({cut(repr(expected))}), "
-                    f"got {cut(repr(start[name]))}. Give the {name} of that trial."
-                )
-        fields["start"] = {"weights": start["weights"]}
-    if source := experiment.init or (
-        experiment.tokenizer == "pretrained" and experiment.model_source
-    ):
-        fields["init_path"] = _relative_to(folder, source)
+        present = {
+            "model": weights_of(experiment.model),
+            "data": fields.get("data"),
+            "tokenizer": tokenizer.model_dump(mode="json") if tokenizer else None,
+        }
+        fields["start"] = _start_of(experiment.init, present)
+
+    if experiment.init:
+        fields["init_path"] = _relative_to(folder, experiment.init)
+    elif experiment.tokenizer == "pretrained" and experiment.model_source:
+        fields["init_path"] = _relative_to(folder, experiment.model_source)
     return replace(request, experiment=experiment), Inputs(**fields)
+
+
+def _start_of(init: str, present: dict[str, Any]) -> dict[str, Any]:
+    """Identify initial weights; refuse those of a trial with another model, data or tokenizer."""
+    start = identify_start(init)
+    for name, expected in present.items():
+        if name in start and start[name] != expected:
+            raise SweepError(
+                f"init must be a trial with the experiment's {name} ({cut(repr(expected))}), "
+                f"got {cut(repr(start[name]))}. Give the {name} of that trial."
+            )
+    return {"weights": start["weights"]}
 
 
 def _relative_to(folder: SweepFolder, source: str) -> str:
@@ -79,17 +91,18 @@ def get_inputs(plan: Plan, folder: SweepFolder) -> None:
         KeyboardInterrupt: if `sweep stop` has asked the command to end meanwhile.
     """
     located = folder.located(plan)
-    tokenizer = tokenizer_of(plan.settings)
     if located.start and located.init_path:
         weights_folder(located.init_path)
+
+    tokenizer = tokenizer_of(plan.settings)
     if located.data and tokenizer:
-        path, init = located.data_path, located.init_path
-        text = prepare_data(located.data, path, tokenizer, LOG.info, init)
+        text = prepare_data(located.data, located.data_path, tokenizer, LOG.info, located.init_path)
         if plan.settings.workload.samples:
             inspect_plan(plan, folder)  # its prompts
         else:
             text.check_window(plan.tokens_per_sequence)
             _warn_of_few_windows(plan, len(text.valid))
+
     if folder.stop_path.exists():
         raise KeyboardInterrupt
 

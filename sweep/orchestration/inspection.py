@@ -32,7 +32,8 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
     from sweep.training.optimizer import build_optimizer
     from sweep.workloads.build import inspect_workload
 
-    data, tokenizer = config.science.data, config.science.tokenizer
+    data = config.science.data
+    tokenizer = config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
     try:
         counted, model = inspect_workload(config, text)
@@ -40,11 +41,13 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
         if not is_out_of_memory(error):  # the trials may have more
             raise
         return {}
+
     for settings in optimizers:
         optimizer = build_optimizer(settings, model, learning_rate=1e-3)
         if ":" in settings.name and optimizer:
             with user_code(f"optimizer {settings.name!r} must take a step"):
                 optimizer.step()
+
     for step in Course.of_trial(config).milestones(100):
         learning_rate_at(step, 1.0, config.steps, config.warmup_steps, config.science.schedule)
     if "flops_per_token" not in counted and config.science.optimizer.name != "none":

@@ -34,15 +34,18 @@ def _plan_steps(request: Request, is_elsewhere: bool = False) -> Plan:
     if request.experiment.workload.is_program:
         raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
     request, inputs = identify_inputs(replace(request, folder=HERE, command=()))
-    experiment, execution = request.experiment, request.execution
+    experiment = request.experiment
+    largest = max(experiment.batches)
+
     # Memory does not depend on the budget, which may be less than a step of these sizes.
-    step_tokens = max(experiment.batches) * experiment.tokens_per_sequence
+    step_tokens = largest * experiment.tokens_per_sequence
     changes = {"seeds": 1, "lr": "1e-3", "budget": step_tokens, "optimizers": ()}
+    request = replace(request, experiment=experiment.model_copy(update=changes))
+
     if not request.chooses_microbatch:
-        execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
-    experiment = experiment.model_copy(update=changes)
-    whole = replace(request, experiment=experiment, execution=execution)
-    return HERE.located(first_plan(whole, inputs, is_elsewhere))
+        execution = request.execution.model_copy(update={"microbatch": largest})
+        request = replace(request, execution=execution)
+    return HERE.located(first_plan(request, inputs, is_elsewhere))
 
 
 def _head(plan: Plan, sizes_in_run: Mapping[str, int] | None) -> dict[str, Any]:
@@ -71,10 +74,13 @@ def _read_request(
     request = read_request(experiment, values, keeps_model_sizes=True)
     if request.experiment.model_source is None and request.experiment.init is None:
         return request, None
-    measured, trained = request.experiment.model, read_request(experiment, values)
-    sizes = {name: getattr(trained.experiment.model, name) for name in SIZES}
-    is_same = all(getattr(measured, name) == size for name, size in sizes.items())
-    return request, None if is_same else sizes
+
+    measured = request.experiment.model
+    trained = read_request(experiment, values).experiment.model
+    sizes = {name: getattr(trained, name) for name in SIZES}
+    if all(getattr(measured, name) == size for name, size in sizes.items()):
+        return request, None
+    return request, sizes
 
 
 def _configs(plan: Plan) -> dict[int, TrialConfig]:
@@ -91,13 +97,16 @@ def forecast_memory(
     """
     request, sizes_in_run = _read_request(experiment, {"device": "cpu", **settings})
     plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
-    execution, group = plan.execution, plan.settings.workload.sequences_per_group
-    devices, zero = execution.devices, execution.zero
-    forecasts, limit_bytes, largest = Forecasts(devices, zero), None, None
+    devices = plan.execution.devices
+    zero = plan.execution.zero
+    forecasts = Forecasts(devices, zero)
     whole_steps = _configs(plan)
     last = max(whole_steps)
-    if execution.device_memory_bytes is not None:
-        limit_bytes = usable_memory(execution)
+
+    limit_bytes = None
+    largest = None
+    if plan.execution.device_memory_bytes is not None:
+        limit_bytes = usable_memory(plan.execution)
         largest = forecasts.find_largest(whole_steps[last], limit_bytes, is_accumulated=False)
         if not request.chooses_microbatch:
             plan = plan.with_execution(microbatch=None)
@@ -107,13 +116,18 @@ def forecast_memory(
     for batch_size, config in _configs(plan).items():
         sized = config.on_one_device(config.sequences_per_device, config.microbatch_size)
         points[batch_size] = forecasts.of(sized)
-    most, point = whole_steps[last], points[last]
+
+    most = whole_steps[last]
     if len(forecasts.whole_steps) < 2:
+        group = plan.settings.workload.sequences_per_group
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
             forecasts.of(most.on_one_device(size, size))
     line = fit_line(forecasts.whole_steps)
-    sized = most.on_one_device(last // devices, point.microbatch_size)
-    stages = forecast_stages(sized, devices) if devices > 1 else []
+
+    stages = []
+    if devices > 1:
+        sized = most.on_one_device(last // devices, points[last].microbatch_size)
+        stages = forecast_stages(sized, devices)
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
         return asdict(point) | {
@@ -129,7 +143,7 @@ def forecast_memory(
         "zero": zero,
         "points": [row(batch_size, point) for batch_size, point in points.items()],
         "stages": [{**row(last, point), "zero": stage} for stage, point in enumerate(stages)],
-        "line": line and asdict(line),
+        "line": None if line is None else asdict(line),
         "largest_microbatch_size": largest,
         "basis": "live tensors of eager steps, on one CPU within 2 % of measured peaks",
     }
@@ -161,38 +175,47 @@ def probe_memory(
         raise SweepError(f"{searching}, got a microbatch. Leave either out.")
     if soak and soak < LEAST_SOAK:
         raise SweepError(f"soak must be 0 or at least {LEAST_SOAK} steps, got {soak}.")
+
     plan = _plan_steps(request)
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
-    configs, device = _configs(plan), torch.device(plan.execution.device)
-    config, limit_bytes = configs[max(configs)], memory_limit(plan.execution)
+
+    configs = _configs(plan)
+    config = configs[max(configs)]
+    limit_bytes = memory_limit(plan.execution)
     basis = "live tensors of eager steps"
-    if device.type == "cuda":
+    device_type = torch.device(plan.execution.device).type
+    if device_type == "cuda":
         basis = "bytes reserved by the allocator, plus the context"
-    elif device.type == "cpu":  # counting every tensor needs eager steps
+    elif device_type == "cpu":  # counting every tensor needs eager steps
         config = config.with_microbatch(config.microbatch_size, compile=False)
+
     multiple = math.lcm(multiple, config.group_size)
     if largest and largest % multiple:
         near = nearest_multiples(largest, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {largest}. Use {near}.")
     if soak is None:
         soak = 20 if plan.settings.workload.samples else 0
-    sizes = [(size, sized.microbatch_size) for size, sized in configs.items()]
-    sizes = sizes if request.chooses_microbatch else []
+
+    sizes = []  # with their microbatches
+    if request.chooses_microbatch:
+        sizes = [(size, sized.microbatch_size) for size, sized in configs.items()]
     probed = probe(config, limit_bytes, multiple, largest, on_point, soak, sizes)
-    search, choices = probed.search, probed.choices
+    search = probed.search
+    choices = probed.choices
+    accumulated = probed.accumulated
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return _head(plan, sizes_in_run) | {
         "device_memory_bytes": limit_bytes,
         "multiple": multiple,
         "basis": basis,
         "points": [point.as_document() for point in probed.points],
-        "line": search.line and asdict(search.line),
+        "line": None if search.line is None else asdict(search.line),
         "largest_microbatch_size": None if request.chooses_microbatch else search.largest,
         "verdict": probed.verdict(multiple),
         "search_points": len(search.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
-        "accumulated": probed.accumulated and probed.accumulated.as_document(),
+        "accumulated": None if accumulated is None else accumulated.as_document(),
         "recommendations": choices,
-        "soak": balanced and balanced["soak"],
+        "soak": None if balanced is None else balanced["soak"],
     }

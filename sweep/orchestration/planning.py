@@ -144,22 +144,29 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
 def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:
     """Return the plan of a folder; None if its code has changed before any trial had a result."""
     plan = load_plan(folder)
-    is_changed = plan and plan.code != code
-    return plan if not is_changed or any(map(TrialFolder.find_result, folder.trials())) else None
+    if plan is None or plan.code == code:
+        return plan
+    has_results = any(map(TrialFolder.find_result, folder.trials()))
+    return plan if has_results else None
 
 
 def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
     """Write a plan with the trials on disk, and config.json of every trial that has none."""
     stored = _find_plan(folder, plan.code)  # another command may have written it meanwhile
-    plan = grow_plan(stored, plan, folder.path) if stored else plan
+    if stored is not None:
+        plan = grow_plan(stored, plan, folder.path)
     folder.path.mkdir(parents=True, exist_ok=True)
     if not plan.sweep_uid:  # new, or written again after the user removed it
-        uid = read_record(folder).get("sweep_uid") or uuid.uuid4().hex
+        uid = read_record(folder).get("sweep_uid")
+        if not uid:
+            uid = uuid.uuid4().hex
         plan = plan.model_copy(update={"sweep_uid": uid})
+
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
         if not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
+
     saved = plan.model_copy(update={"trials": plan.known_trials})
     write_json(folder.plan_path, saved.model_dump(mode="json"))
     return plan

@@ -38,10 +38,20 @@ def stage_of(row: dict[str, Any]) -> str:
 def describe_trial(prefix: str, row: dict[str, Any], title: str, width: int) -> str:
     """Write a trial in columns: its optimizer in a width, and the newest value of the metric."""
     name = f"{printable(row['optimizer'] or ''):<{width}}"
+    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage_of(row):<7}"
     value = "" if row["value"] is None else f"{title} {row['value']:.4f}"
     state = "" if row["state"] in (State.RUNNING, State.COMPLETE) else state_of(row)
-    cell = f"batch size {row['batch_size']:<5} lr {row['learning_rate']:<8.3g} {stage_of(row):<7}"
-    return " ".join(filter(None, (f"{prefix:<12}", name, cell, value, state)))
+    return " ".join(part for part in (f"{prefix:<12}", name, cell, value, state) if part)
+
+
+def share_of(rows: list[dict[str, Any]]) -> float:
+    """Return the share of the planned tokens that is done; an ended trial counts as planned."""
+    done = 0
+    planned = 0
+    for row in rows:
+        planned += row["planned_tokens"]
+        done += row["planned_tokens"] if State(row["state"]).is_finished else row["tokens"]
+    return done / max(1, planned)
 
 
 class Display(Console):
@@ -59,12 +69,19 @@ class Progress(AbstractContextManager["Progress"]):
     def __init__(
         self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool, finals: int = 0
     ) -> None:
-        self._folder, self._ids, self._is_quiet, self._finals = folder, ids, is_quiet, finals
+        self._folder = folder
+        self._ids = ids
+        self._is_quiet = is_quiet
+        self._finals = finals
+
         self._console = Display(stderr=True, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
         self._ended: set[str] | None = None  # trials
-        self._started, self._first_share = time.monotonic(), 0.0
-        self._next_update, self._next_line = 0.0, self._started + LINE_SECONDS
+        self._first_share = 0.0
+        self._started = time.monotonic()
+        self._next_update = 0.0
+        self._next_line = self._started + LINE_SECONDS
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -77,29 +94,46 @@ class Progress(AbstractContextManager["Progress"]):
         now = time.monotonic()
         if self._is_quiet or now < self._next_update:
             return
+
         document = sweep_status(self._folder)
-        rows = [row for row in document["trials"] if self._ids is None or row["id"] in self._ids]
-        width = max((len(row["optimizer"] or "") for row in rows), default=0)
-        title = Objective(document["metric"]).title.removeprefix("final validation ")
-        describe = partial(describe_trial, title=title, width=width)
+        rows = document["trials"]
+        if self._ids is not None:
+            rows = [row for row in rows if row["id"] in self._ids]
+        self._show(document, rows, now)
+
+        seconds_taken = time.monotonic() - now
+        self._next_update = time.monotonic() + max(1.0, 9 * seconds_taken)
+
+    def _show(self, document: dict[str, Any], rows: list[dict[str, Any]], now: float) -> None:
         ended = [row for row in rows if State(row["state"]).is_finished]
-        awaited = max(0, self._finals - sum(row["stage"] == "final" for row in rows))
+        final_count = sum(row["stage"] == "final" for row in rows)
+        awaited = max(0, self._finals - final_count)
         total = len(rows) + awaited
-        least = "at least " * bool(self._finals and len(ended) < total)
-        done = sum(row["tokens"] if row not in ended else row["planned_tokens"] for row in rows)
-        tokens = sum(row["planned_tokens"] for row in rows)
-        share = done / max(1, tokens) * len(rows) / max(1, total)
+        is_open = self._finals > 0 and len(ended) < total
+
+        share = share_of(rows) * len(rows) / max(1, total)
         if self._ended is None:
-            self._ended, self._first_share = {row["id"] for row in ended}, share
-        elapsed, seconds = now - self._started, time_left(rows)
-        gained = share - self._first_share
-        if awaited and gained > 0.05:
-            seconds = max(seconds or 0.0, elapsed * (1 - share) / gained)
-        left = time_text(seconds, least or "about ")
-        counts = f"{len(ended)} of {least}{total} trials have ended"
-        texts = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
+            self._ended = {row["id"] for row in ended}
+            self._first_share = share
         new = [row for row in ended if row["id"] not in self._ended]
         self._ended |= {row["id"] for row in new}
+
+        elapsed = now - self._started
+        seconds = time_left(rows)
+        gained = share - self._first_share
+        if awaited and gained > 0.05:
+            seconds_of_awaited = elapsed * (1 - share) / gained
+            seconds = seconds_of_awaited if seconds is None else max(seconds, seconds_of_awaited)
+        left = time_text(seconds, "at least " if is_open else "about ")
+        least = "at least " if is_open else ""
+        counts = f"{len(ended)} of {least}{total} trials have ended"
+
+        title = Objective(document["metric"]).title.removeprefix("final validation ")
+        names = [row["optimizer"] for row in rows if row["optimizer"]]
+        width = max(map(len, names), default=0)
+        describe = partial(describe_trial, title=title, width=width)
+        texts = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
+
         if self._console.is_terminal:
             for number, row in enumerate(new, len(ended) - len(new) + 1):
                 self._console.print(describe(f"{number} of {total}", row), markup=False)
@@ -115,4 +149,3 @@ class Progress(AbstractContextManager["Progress"]):
             self._next_line = now + LINE_SECONDS
             line = "; ".join([f"{share:.0%}, {counts}{left}", *texts])
             self._console.print(line, markup=False, soft_wrap=True)
-        self._next_update = time.monotonic() + max(1.0, 9 * (time.monotonic() - now))

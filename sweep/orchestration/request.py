@@ -57,23 +57,25 @@ def read_request(
 
     def parse(table: type[Table]) -> Table:
         names = [setting.name for setting in settings_of(table) if setting.name in settings]
-        own = {name: settings.pop(name) for name in names}
-        return parse_settings(table, merge_settings(table, {}, own), "settings")
+        values_of_table = {name: settings.pop(name) for name in names}
+        return parse_settings(table, merge_settings(table, {}, values_of_table), "settings")
 
     command, unrecorded = record_command(experiment, settings, out)
     services = parse(services_table(executors_of(settings)))
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
     refuse_without_effect(parsed, settings)
-    folder = SweepFolder(Path(out or Path("results") / parsed.name))
-    refuse_links(folder.path)
+
+    path = Path(out) if out else Path("results") / parsed.name
+    refuse_links(path)
     if parsed.code_folder:
         add_code_folder(Path(parsed.code_folder).absolute())
-    if objects := parsed.user_code:
-        if services.no_user_code:
-            raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
+    objects = parsed.user_code
+    if objects and services.no_user_code:
+        raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
+    if objects:
         LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
-    return Request(parsed, execution, folder, services, command, unrecorded)
+    return Request(parsed, execution, SweepFolder(path), services, command, unrecorded)
 
 
 def record_command(
@@ -84,14 +86,18 @@ def record_command(
     There are no words if only Python can give a setting. An address with a password or a token is
     left out, because plan.json and the report show the words.
     """
-    tables = (Experiment, Execution, services_table(executors_of(settings)))
-    flags = {field.name for table in tables for field in settings_of(table)}
-    python_only = sorted(
+    flags: set[str] = set()
+    for table in (Experiment, Execution, services_table(executors_of(settings))):
+        flags |= {field.name for field in settings_of(table)}
+    python_only = [
         name for name, value in settings.items() if name not in flags or isinstance(value, dict)
-    )
+    ]
     if python_only:
-        return (), tuple(python_only)
-    secret = [name for name in ("tracking_uri", "storage") if name in settings]
-    secret = [name for name in secret if without_secrets(settings[name]) != str(settings[name])]
+        return (), tuple(sorted(python_only))
+
+    secret = []
+    for name in ("storage", "tracking_uri"):
+        if name in settings and without_secrets(settings[name]) != str(settings[name]):
+            secret.append(name)
     words = {name: value for name, value in settings.items() if name not in secret}
-    return typed_command(experiment, {**words, "out": out}), tuple(sorted(secret))
+    return typed_command(experiment, {**words, "out": out}), tuple(secret)

@@ -34,9 +34,13 @@ class Scheduler:
         on_change: Callable[[], None] = lambda: None,
         stall_minutes: float = STALL_MINUTES,
     ) -> None:
-        self.plan, self.folder, self.executor = plan, folder, executor
+        self.plan = plan
+        self.folder = folder
+        self.executor = executor
+        self.retried_causes = retried_causes
+        self.on_change = on_change
         self.stall_minutes = stall_minutes
-        self.retried_causes, self.on_change = retried_causes, on_change
+
         self.is_stopping = False  # the user asked to stop, or the storage failed
         self.problem = ""  # sentence about a failure of the storage
         self._waiting: list[TrialFolder] = []
@@ -47,35 +51,48 @@ class Scheduler:
 
     def run(self, requested: Mapping[str, int | None]) -> None:
         """Run trials, by id with the step to pause after (None: the last), until all have ended."""
-        ids, self._waiting = list(requested), []
-        if len(self.executor.slots) != 1:  # the longest first
-            rows = self.plan.known_trials
-            length = {str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in rows}
-            ids.sort(key=length.__getitem__, reverse=True)
-        for trial in map(self.folder.trial, ids):
-            status = trial.read_status()
-            if retry.is_to_run(status, self.retried_causes):
-                self._waiting.append(trial)
-                if not self._is_held(trial):
-                    if status.cause is Cause.DIVERGED:  # from step 0, as another MLflow run
-                        trial.clear()
-                    self._update(trial, state=State.WAITING)
+        self._queue(requested)
         while self._running or (self._waiting and not self.is_ending):
             if self.folder.stop_path.exists() and not self.is_stopping:
                 self.stop()
-            free = list(self.executor.slots)  # a cluster's slots come and go
-            for _, slot in self._running.values():
-                if slot in free:
-                    free.remove(slot)
-            for slot in free:
-                if self.is_ending or not (following := self._next()):
+
+            for slot in self._free_slots():
+                following = None if self.is_ending else self._next()
+                if following is None:
                     break
                 self._start(following, slot, requested[following.id])
+
             if not self._running and self._waiting:  # other workers hold the trials
                 time.sleep(POLL_SECONDS)
             for future in wait(self._running, POLL_SECONDS, FIRST_COMPLETED).done:
                 self._end(future)
             self.on_change()
+
+    def _queue(self, requested: Mapping[str, int | None]) -> None:
+        """Let the requested trials wait that are to run, in the order in which they start."""
+        ids = list(requested)
+        if len(self.executor.slots) != 1:  # the longest first
+            rows = self.plan.known_trials
+            length = {str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in rows}
+            ids.sort(key=length.__getitem__, reverse=True)
+
+        self._waiting = []
+        for trial in map(self.folder.trial, ids):
+            status = trial.read_status()
+            if not retry.is_to_run(status, self.retried_causes):
+                continue
+            self._waiting.append(trial)
+            if not self._is_held(trial):
+                if status.cause is Cause.DIVERGED:  # from step 0, as another MLflow run
+                    trial.clear()
+                self._update(trial, state=State.WAITING)
+
+    def _free_slots(self) -> list[dict[str, str]]:
+        free = list(self.executor.slots)  # a cluster's slots come and go
+        for _, slot in self._running.values():
+            if slot in free:
+                free.remove(slot)
+        return free
 
     def add(self, rows: Sequence[PlannedTrial]) -> dict[str, int | None]:
         """Add trials to the plan, also on disk; return what `run` needs to run them to the end."""
@@ -91,8 +108,9 @@ class Scheduler:
 
     def stop(self) -> None:
         """Ask running attempts to checkpoint, and start no more; kill them if called again."""
-        force, self.is_stopping = self.is_stopping, True  # a second signal may interrupt this
-        self.executor.stop(force)
+        is_second = self.is_stopping
+        self.is_stopping = True  # before the next line, which a second signal may interrupt
+        self.executor.stop(force=is_second)
 
     def prune(self, trial: TrialFolder, message: str, keep_checkpoint: bool = False) -> None:
         """End a paused trial and keep its curve."""
@@ -128,14 +146,21 @@ class Scheduler:
         return None
 
     def _start(self, trial: TrialFolder, slot: dict[str, str], pause_step: int | None) -> None:
-        config, status = self._read_config(trial), trial.read_status()
-        steps = [step for step in (pause_step, self._last_step(config)) if step is not None]
-        size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
-        if bound and size > bound:
+        config = self._read_config(trial)
+        status = trial.read_status()
+
+        bound = self._microbatch_bound
+        if bound and (status.microbatch_size or config.microbatch_size) > bound:
             status = status.changed(microbatch_size=retry.microbatch_within(bound, config))
-        limits = {"pause_step": min(steps, default=None), "stall_minutes": self.stall_minutes}
-        trial.write_status(retry.begin_attempt(status).changed(**limits))
-        self._running[self.executor.submit(trial, slot)] = trial, slot
+
+        ends = [step for step in (pause_step, self._last_step(config)) if step is not None]
+        status = retry.begin_attempt(status).changed(
+            pause_step=min(ends, default=None), stall_minutes=self.stall_minutes
+        )
+        trial.write_status(status)
+
+        future = self.executor.submit(trial, slot)
+        self._running[future] = trial, slot
 
     def _read_config(self, trial: TrialFolder) -> TrialConfig:
         """Read config.json; write it again if it is damaged, gone, or not as planned."""
@@ -157,15 +182,18 @@ class Scheduler:
         """Return the step at which a trial towards a target is given up; None if unbounded."""
         if config.science.target is None:
             return None
+
         arms = {row.id: row.arm for row in self.plan.known_trials}
-        rows = (row for row in self.plan.known_trials if row.arm == arms[config.id])
-        results = [self.folder.trial(str(row.id)).find_result() for row in rows]
-        crossings = [result.tokens_to_target for result in results if result is not None]
-        tokens = [crossing for crossing in crossings if crossing]
-        if not tokens:
+        crossings = []
+        for row in self.plan.known_trials:
+            if row.arm == arms[config.id]:
+                result = self.folder.trial(str(row.id)).find_result()
+                if result is not None and result.tokens_to_target:
+                    crossings.append(result.tokens_to_target)
+        if not crossings:
             return None
         points = config.science.evaluation.points
-        return last_step(min(tokens), Course.of_trial(config), points)
+        return last_step(min(crossings), Course.of_trial(config), points)
 
     def _end(self, future: Future[retry.Outcome]) -> None:
         trial, _ = self._running.pop(future)
@@ -176,20 +204,30 @@ class Scheduler:
         lacks_result = outcome.kind == "complete" and not trial.find_result()
         if outcome.kind == "superseded" or lacks_result:
             outcome = retry.Outcome("lost", outcome.message or "the attempt left no result.json")
-        config, before = self._read_config(trial), trial.read_status()
+
+        config = self._read_config(trial)
+        before = trial.read_status()
         status, is_retried = retry.status_after(before, outcome, config, self._failures[trial.id])
         trial.write_status(status)
         if outcome.kind == "storage":
             self.problem = outcome.message
             self.stop()
+
+        ran_out_of_memory = outcome.kind == Cause.OUT_OF_MEMORY
         if is_retried:
             self._waiting.insert(0, trial)
-        elif outcome.kind == Cause.OUT_OF_MEMORY:
+        elif ran_out_of_memory:
             remedy = config.science.workload.memory_remedy
             self._update(trial, message=f"{status.message.rstrip('.')}. {remedy}")
-        if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
-            half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
-            self._microbatch_bound = min(half, self._microbatch_bound or half)
+
+        if ran_out_of_memory and is_retried:
+            self._lower_microbatch_bound(before.microbatch_size or config.microbatch_size)
         elif outcome.kind == "paused" and config.science.target is not None:
             reason = f"above {config.science.target:g} after {PATIENCE} times the tokens"
             self.prune(trial, f"pruned: {reason} of the fastest trial at this batch size")
+
+    def _lower_microbatch_bound(self, microbatch_size: int) -> None:
+        """Let later trials start with at most half of a size that ran out of memory."""
+        half = max(1, microbatch_size // 2)
+        if not self._microbatch_bound or half < self._microbatch_bound:
+            self._microbatch_bound = half

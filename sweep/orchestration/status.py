@@ -4,7 +4,7 @@ from typing import Any
 
 from sweep.config.objective import Objective
 from sweep.errors import SweepError
-from sweep.plan.plan import PlannedTrial, parse_plan
+from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.plan.policies import is_tuned
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
@@ -16,37 +16,60 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     if folder.is_published:
         raise SweepError(f"{folder.path} is published and has no states. Call `sweep answer`.")
-    has_runner, metric = is_locked(folder.lock_path), plan.settings.evaluated
-    trials = [(folder.trial(str(row.id)), row) for row in plan.known_trials]
-    rows = [_trial_status(trial, row, has_runner, metric) for trial, row in trials]
-    pairs = [*zip(rows, plan.known_trials, strict=True)]
-    rates = {p.arm: row["tokens_per_second"] for row, p in pairs if row["tokens_per_second"]}
-    for row, planned in pairs:
-        rate = row["tokens_per_second"] or rates.get(planned.arm)
-        if not State(row["state"]).is_finished:
-            remaining = planned.tokens - row["tokens"]
-            row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
-    seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
-    tuned = [row for row in plan.known_trials if is_tuned(row.policy)]
-    reported = {row.arm for row in tuned if row.stage == "final"}
+
+    has_runner = is_locked(folder.lock_path)
+    metric = plan.settings.evaluated
     target = plan.settings.target
-    unreported = (folder.trial(str(row.id)) for row in tuned if row.arm not in reported)
-    if any(is_complete(trial, target) for trial in unreported):
+    rows = []
+    for planned in plan.known_trials:
+        trial = folder.trial(str(planned.id))
+        rows.append(_trial_status(trial, planned, has_runner, metric))
+    _forecast_ends(rows, plan)
+    seconds = time_left(rows)
+
+    ends = [(row["state"], row["cause"]) for row in rows]
+    if _awaits_finals(folder, plan):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
-    complete = [r for r in rows if r["state"] == State.COMPLETE and r["value"] is not None]
-    best = min(complete, key=lambda row: metric.sign * row["value"], default=None)
     is_running = has_runner or any(state is State.RUNNING for state, _ in ends)
     state = State.RUNNING if is_running else overall_state(ends)
+
+    complete = [r for r in rows if r["state"] == State.COMPLETE and r["value"] is not None]
+    best_id = None
+    if complete and target is None:
+        best_id = min(complete, key=lambda row: metric.sign * row["value"])["id"]
     return {
         "sweep": folder.name,
         "state": state,
         "eta_seconds": seconds,
-        "best": best["id"] if best and target is None else None,  # trial so far
+        "best": best_id,  # trial so far
         "metric": metric.name,
         "unit": plan.settings.token_unit,
         "trials": rows,
     }
+
+
+def _forecast_ends(rows: list[dict[str, Any]], plan: Plan) -> None:
+    """Enter when open trials end, at their own speed, that of their arm, or as forecast."""
+    pairs = [*zip(rows, plan.known_trials, strict=True)]
+    rates = {}
+    for row, planned in pairs:
+        if row["tokens_per_second"]:
+            rates[planned.arm] = row["tokens_per_second"]
+
+    for row, planned in pairs:
+        if not State(row["state"]).is_finished:
+            rate = row["tokens_per_second"] or rates.get(planned.arm)
+            remaining = planned.tokens - row["tokens"]
+            row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
+
+
+def _awaits_finals(folder: SweepFolder, plan: Plan) -> bool:
+    """Return True if an arm was tuned and has no final trials yet."""
+    tuned = [row for row in plan.known_trials if is_tuned(row.policy)]
+    reported = {row.arm for row in tuned if row.stage == "final"}
+    unreported = (folder.trial(str(row.id)) for row in tuned if row.arm not in reported)
+    return any(is_complete(trial, plan.settings.target) for trial in unreported)
 
 
 def _trial_status(
@@ -61,7 +84,9 @@ def _trial_status(
     if result is not None:
         last = result.as_row()
     else:  # the newest of each metric
-        last = {name: value for line in trial.find_metrics() for name, value in line.items()}
+        last = {}
+        for line in trial.find_metrics():
+            last |= line
     names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
     return {
         **row.model_dump(include=names),

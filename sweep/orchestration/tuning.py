@@ -45,6 +45,7 @@ from sweep.plan.retry import is_to_run
 from sweep.tracking import store
 from sweep.tracking.addresses import sqlite_address, sqlite_path, with_driver
 from sweep.trial.files import sha256_of
+from sweep.trial.folder import TrialFolder
 from sweep.trial.status import Cause, State, has_failed
 
 LOG = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Study:
         sampler = TPESampler(seed=1000 + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
         study.add_trials(trials)
+
         values = study.ask(space).params
         tuned = {
             "beta2": self.template.beta2 ** (1 / values.get("beta2", 1.0)),
@@ -108,17 +110,17 @@ class Study:
 
     def _in_optuna(self) -> tuple[dict[str, BaseDistribution], list[FrozenTrial]]:
         """Return the dimensions, the rate and factors on other values, and the finished trials."""
-        low, high = min(self.grid) / BEYOND, max(self.grid) * BEYOND
-        factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
+        low = min(self.grid) / BEYOND
+        high = max(self.grid) * BEYOND
         space = {"learning_rate": FloatDistribution(low, high, log=True)}
+        factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
         space |= dict.fromkeys(self.extra, factor)
-        beta2, decay, trials = self.template.beta2, self.template.weight_decay, []
-        for trial in (trial for trial in self.trials if trial.loss is not None):
-            values = {"learning_rate": trial.rate}
-            if "beta2" in space:
-                values["beta2"] = math.log(beta2) / math.log(trial.row.beta2)
-            if "weight_decay" in space:
-                values["weight_decay"] = trial.row.weight_decay / decay if decay else 1.0
+
+        trials = []
+        for trial in self.trials:
+            if trial.loss is None:
+                continue
+            values = {"learning_rate": trial.rate, **self._factors(trial.row)}
             for name, value in values.items():  # rounding may lead out of the range
                 values[name] = min(max(value, space[name].low), space[name].high)
             trials.append(
@@ -133,116 +135,203 @@ class Study:
             )
         return {**space}, trials
 
+    def _factors(self, row: PlannedTrial) -> dict[str, float]:
+        """Return a row's half-life of β2 and weight decay, as multiples of the template's."""
+        factors = {}
+        if "beta2" in self.extra:
+            factors["beta2"] = math.log(self.template.beta2) / math.log(row.beta2)
+        if "weight_decay" in self.extra:
+            decay = self.template.weight_decay
+            factors["weight_decay"] = row.weight_decay / decay if decay else 1.0
+        return factors
+
 
 class Tuning:
     """Decides the rounds of a tuned sweep."""
 
     def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None) -> None:
-        self.schedule, self.folder = schedule, schedule.folder
-        self.settings, self.target = plan.settings.tuning, plan.settings.target
+        self.schedule = schedule
+        self.folder = schedule.folder
+        self.settings = plan.settings.tuning
+        self.target = plan.settings.target
         self.objective = plan.settings.objective
+
         self.is_default = storage is None  # a file in the folder
-        self.storage_url = storage or sqlite_address(self.folder.path / "optuna.db")
+        default_url = sqlite_address(self.folder.path / "optuna.db")
+        self.storage_url = storage if storage else default_url
+
         self.open_finals: dict[Arm, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
                 self.open_finals.setdefault(row.arm, []).append(row)
+
         self._started: set[str] = set()  # ids that this command has started
         self._is_warned = False
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the final trials."""
-        tuned = {row.arm for row in self.schedule.plan.known_trials if row.stage == "tune"}
+        plan = self.schedule.plan
+        tuned = {row.arm for row in plan.known_trials if row.stage == "tune"}
         decided = [self._study(arm) for arm in tuned - set(self.open_finals)]
-        most = max((len(study.trials) for study in decided), default=0)
+        trial_count = max((len(study.trials) for study in decided), default=0)
         searches = self._unbroken(self._study(arm) for arm in self.open_finals)
-        if pauses := self._advance(searches, most):
+        pauses = self._advance(searches, trial_count)
+        if pauses:
             return pauses
-        best = list(filter(None, map(self._winner, searches)))
-        are_joint, finals = len(self.settings.dimensions) > 1, self.open_finals
-        early = [row for row in best if are_joint or row.tokens < finals[row.arm][0].tokens]
+
+        best = self._winners(searches)
+        early = [row for row in best if self._needs_confirmation(row)]
         confirmations = self._unbroken(self._study(row.arm, row) for row in early)
-        if pauses := self._advance(confirmations):
+        pauses = self._advance(confirmations)
+        if pauses:
             return pauses
+
         winners = [row for row in best if row not in early]
-        winners += filter(None, map(self._winner, confirmations))
-        plan, rows = self.schedule.plan, []
+        winners += self._winners(confirmations)
+        plan = self.schedule.plan  # a search adds to it
+        rows = []
         for winner in winners:
             waiting = self.open_finals.pop(winner.arm)
             rows += [plan.with_rate_of(winner, row) for row in waiting]
         return self.schedule.add(rows)
 
+    def _needs_confirmation(self, winner: PlannedTrial) -> bool:
+        """Return True for a winner of a joint search, or of one at fewer tokens than reported."""
+        is_joint = len(self.settings.dimensions) > 1
+        return is_joint or winner.tokens < self.open_finals[winner.arm][0].tokens
+
     def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
         """Leave out studies in which a trial failed, so that the next command tries it again."""
-        statuses = {i: self.folder.trial(i).read_status() for i in self._started}
-        failed = {i for i, status in statuses.items() if has_failed(status.state, status.cause)}
-        return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
+        failed = set()
+        for trial_id in self._started:
+            status = self.folder.trial(trial_id).read_status()
+            if has_failed(status.state, status.cause):
+                failed.add(trial_id)
+
+        unbroken = []
+        for study in studies:
+            ids = {trial.id for trial in study.trials}
+            if failed.isdisjoint(ids):
+                unbroken.append(study)
+        return unbroken
 
     def _study(self, arm: Arm, winner: PlannedTrial | None = None) -> Study:
         """Return the study of an arm: its search, or the confirmation of its winner."""
-        plan = self.schedule.plan
-        key = ("tune", arm, TUNING_SEED)
-        rows = [r for r in plan.known_trials if (r.stage, r.arm, r.seed) == key]
-        extra, rungs = tuple[str, ...](), tuple[int, ...]()
+        rows = [
+            row
+            for row in self.schedule.plan.known_trials
+            if row.stage == "tune" and row.arm == arm and row.seed == TUNING_SEED
+        ]
         if winner is None:
-            least = min(row.tokens for row in rows)
-            rows = [row for row in rows if row.tokens == least]
-            template, stage, finest = rows[0], "search", FINEST
-            centre = plan.tuning_centre(arm)
-            grid = tuple(centre * factor for factor in GRID)
-            extra = tuple(name for name in self.settings.dimensions if name != "lr")
-            # With a target the schedule ends late trials; a command cannot pause.
-            if self.settings.prune and self.target is None and plan.settings.workload.can_pause:
-                rungs = rung_steps(plan.course(template), plan.settings.evaluation)
-        else:
-            own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
-            final = self.open_finals[arm][0]
-            template = final.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
-            confirmed = (template.tokens, *own.values())
-            rows = [r for r in rows if (r.tokens, r.beta2, r.weight_decay) == confirmed]
-            stage, finest = "confirmation", CONFIRMATION[-1]
-            grid = tuple((winner.learning_rate or 0.0) * factor for factor in CONFIRMATION)
+            return self._search(arm, rows)
+        return self._confirmation(arm, rows, winner)
+
+    def _search(self, arm: Arm, rows: list[PlannedTrial]) -> Study:
+        plan = self.schedule.plan
+        least_tokens = min(row.tokens for row in rows)
+        rows = [row for row in rows if row.tokens == least_tokens]
+        template = rows[0]
+        centre = plan.tuning_centre(arm)
+
+        # With a target the schedule ends late trials; a command cannot pause.
+        rungs: tuple[int, ...] = ()
+        if self.settings.prune and self.target is None and plan.settings.workload.can_pause:
+            rungs = rung_steps(plan.course(template), plan.settings.evaluation)
+        return Study(
+            name=self._study_name(arm, template, "search"),
+            template=template,
+            grid=tuple(centre * factor for factor in GRID),
+            finest=FINEST,
+            extra=tuple(name for name in self.settings.dimensions if name != "lr"),
+            rungs=rungs,
+            trials=[self._read_trial(row, rungs) for row in rows],
+        )
+
+    def _confirmation(self, arm: Arm, rows: list[PlannedTrial], winner: PlannedTrial) -> Study:
+        """Return a study of a few rates around the winner's, at the tokens of the final trials."""
+        values = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
+        final = self.open_finals[arm][0]
+        template = final.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **values})
+        rate = winner.learning_rate or 0.0
+        confirmed = (template.tokens, winner.beta2, winner.weight_decay)
+        rows = [row for row in rows if (row.tokens, row.beta2, row.weight_decay) == confirmed]
+        return Study(
+            name=self._study_name(arm, template, "confirmation"),
+            template=template,
+            grid=tuple(rate * factor for factor in CONFIRMATION),
+            finest=CONFIRMATION[-1],
+            extra=(),
+            rungs=(),
+            trials=[self._read_trial(row, ()) for row in rows],
+        )
+
+    def _study_name(self, arm: Arm, template: PlannedTrial, stage: str) -> str:
+        plan = self.schedule.plan
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
-        sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
-        digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
+        path = str(self.folder.path.resolve())
+        digest = sha256_of([plan.sweep_uid, path, plan.with_rate(template, 1.0).id])[:8]
         title = f"{arm.label}, {template.tokens} {plan.settings.token_unit}, {stage} {digest}"
-        trials = [self._read_trial(row, rungs) for row in rows]
-        name = f"{self.folder.name}: {title}"
-        return Study(name, template, grid, finest, extra, rungs, trials)
+        return f"{self.folder.name}: {title}"
 
     def _read_trial(self, row: PlannedTrial, rungs: tuple[int, ...]) -> TuningTrial:
         """Read a trial and what tuning minimizes: the objective, or tokens to the target."""
-        folder, objective, target = self.folder.trial(str(row.id)), self.objective, self.target
+        folder = self.folder.trial(str(row.id))
         status = folder.read_status()
-        result = folder.find_result()
-        points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
+        points = self._evaluations(folder)
+        value = trial_value(self.folder, row, self.objective)
+
+        minimized = value
+        has_ended = not is_to_run(status) and status.cause is not Cause.DIVERGED
+        if self.target is not None and has_ended:
+            minimized = self._tokens_to_target(folder, points)
+        elif value is not None and math.isnan(value):
+            minimized = math.inf
+        return TuningTrial(
+            rate=row.learning_rate or 0.0,
+            loss=minimized,
+            row=row,
+            value=value,
+            is_pruned=status.state is State.PRUNED and self.target is None,
+            at_rungs=tuple((step, points[step][1]) for step in rungs if step in points),
+        )
+
+    def _evaluations(self, folder: TrialFolder) -> dict[int, tuple[int, float]]:
+        """Return tokens and loss of each evaluation, by step."""
+        points = {}
         for line in folder.find_metrics():
-            if objective.curve in line:
-                loss = line[objective.curve]
-                loss = math.inf if loss is None else objective.sign * float(loss)
+            if self.objective.curve in line:
+                loss = line[self.objective.curve]
+                loss = math.inf if loss is None else self.objective.sign * float(loss)
                 points[line["step"]] = line["tokens"], loss
-        value = trial_value(self.folder, row, objective)
-        minimized = math.inf if value is not None and math.isnan(value) else value
-        if target is not None and not (is_to_run(status) or status.cause is Cause.DIVERGED):
-            # Without a crossing, the tokens grow with the distance, which guides the search.
-            tokens, last = points[max(points)] if points else (1, math.inf)
-            crossing = None if result is None else result.tokens_to_target
-            minimized = crossing or tokens * (1 + max(0.0, last - target))
-        is_pruned = status.state is State.PRUNED and target is None
-        at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
-        return TuningTrial(row.learning_rate or 0.0, minimized, row, value, is_pruned, at_rungs)
+        return points
+
+    def _tokens_to_target(self, folder: TrialFolder, points: dict[int, tuple[int, float]]) -> float:
+        """Return the tokens to the target, or more if it was not reached.
+
+        Without a crossing, the tokens grow with the distance, which guides the search.
+        """
+        assert self.target is not None
+        result = folder.find_result()
+        if result is not None and result.tokens_to_target:
+            return result.tokens_to_target
+        tokens, last_loss = points[max(points)] if points else (1, math.inf)
+        return tokens * (1 + max(0.0, last_loss - self.target))
 
     def _advance(self, studies: list[Study], least: int = 0) -> Pauses:
         """Bring studies a step further; empty once all settled with the same number of trials."""
         self._record(studies)
+
         pauses: Pauses = {}
         for study in studies:
-            is_open = any(trial.loss is None for trial in study.trials)
-            pauses |= self._continue(study) if is_open else self._extend(study, 0)
+            if any(trial.loss is None for trial in study.trials):
+                pauses |= self._continue(study)
+            else:
+                pauses |= self._extend(study, 0)
         if not pauses:
-            most = max((least, *(len(study.trials) for study in studies)))
+            trial_count = max([least, *(len(study.trials) for study in studies)])
             for study in studies:
-                pauses |= self._extend(study, most)
+                pauses |= self._extend(study, trial_count)
+
         self._started |= pauses.keys()
         return pauses
 
@@ -268,40 +357,71 @@ class Tuning:
         """Run open trials to their next rung; prune the worse half when all have reached it."""
         bounds = study.bounds()
         open_trials = [trial for trial in study.trials if trial.loss is None]
-        raced = [t for t in open_trials if t not in bounds and is_in(t.rate, study.grid)]
-        level = min((len(trial.at_rungs) for trial in raced), default=0)
+        raced = []
+        for trial in open_trials:
+            if trial not in bounds and is_in(trial.rate, study.grid):
+                raced.append(trial)
+
+        level = min((len(trial.at_rungs) for trial in raced), default=0)  # rungs that all reached
         running = [trial for trial in raced if len(trial.at_rungs) == level]
-        if level and running == raced:
-            reached = [trial for trial in study.trials if len(trial.at_rungs) >= level]
-            kept = survivors({t.id: (t.rate, t.at_rungs[level - 1][1]) for t in reached})
-            reason = f"pruned at step {study.rungs[level - 1]}: in the worse half of the trials"
-            for index, trial in enumerate(study.trials):
-                if trial in raced and trial.id not in kept:
-                    self.schedule.prune(self.folder.trial(trial.id), reason, keep_checkpoint=True)
-                    study.trials[index] = replace(trial, loss=math.inf, is_pruned=True)
-            running = [trial for trial in running if trial.id in kept]
-        step = study.rungs[level] if level < len(study.rungs) else None
-        pauses: Pauses = {t.id: None for t in open_trials if t not in raced}
-        return pauses | {trial.id: step for trial in running}
+        if level > 0 and running == raced:
+            kept_ids = self._prune(study, raced, level)
+            running = [trial for trial in running if trial.id in kept_ids]
+
+        pauses: Pauses = {trial.id: None for trial in open_trials if trial not in raced}
+        next_rung = study.rungs[level] if level < len(study.rungs) else None
+        for trial in running:
+            pauses[trial.id] = next_rung
+        return pauses
+
+    def _prune(self, study: Study, raced: list[TuningTrial], level: int) -> set[str]:
+        """Prune the raced trials that are worse after `level` rungs; return the ids to keep."""
+        losses = {}
+        for trial in study.trials:
+            if len(trial.at_rungs) >= level:
+                _, loss = trial.at_rungs[level - 1]
+                losses[trial.id] = trial.rate, loss
+        kept_ids = survivors(losses)
+
+        reason = f"pruned at step {study.rungs[level - 1]}: in the worse half of the trials"
+        for index, trial in enumerate(study.trials):
+            if trial in raced and trial.id not in kept_ids:
+                self.schedule.prune(self.folder.trial(trial.id), reason, keep_checkpoint=True)
+                study.trials[index] = replace(trial, loss=math.inf, is_pruned=True)
+        return kept_ids
 
     def _extend(self, study: Study, least_count: int) -> Pauses:
         """Add the study's next trials; if it has settled, run its pruned bounds to the end."""
-        plan = self.schedule.plan
-        if study.extra and len(study.trials) >= len(study.grid):
-            is_short = len(study.trials) < max(self.settings.trials, least_count)
-            rows = [study.propose(plan)] if is_short else []
-        else:
-            chosen = next_rates(study.trials, study.grid, study.finest, least_count)
-            rows = [plan.with_rate(study.template, rate) for rate in chosen]
+        rows = self._next_rows(study, least_count)
         pauses = self.schedule.add(rows)
-        for row in rows if study.rungs else ():
+        if not study.rungs:
+            return pauses
+
+        for row in rows:
             if is_in(row.learning_rate or 0.0, study.grid):
                 pauses[str(row.id)] = study.rungs[0]
-        for trial in study.bounds() if study.rungs and not rows else ():
-            if trial.is_pruned:
-                self.schedule.revive(self.folder.trial(trial.id))
-                pauses[trial.id] = None
+        if not rows:
+            for trial in study.bounds():
+                if trial.is_pruned:
+                    self.schedule.revive(self.folder.trial(trial.id))
+                    pauses[trial.id] = None
         return pauses
+
+    def _next_rows(self, study: Study, least_count: int) -> list[PlannedTrial]:
+        """Plan what a study tries next: the grid first, then TPE's proposals or a refinement."""
+        plan = self.schedule.plan
+        if study.extra and len(study.trials) >= len(study.grid):
+            if len(study.trials) < max(self.settings.trials, least_count):
+                return [study.propose(plan)]
+            return []
+
+        rates = next_rates(study.trials, study.grid, study.finest, least_count)
+        return [plan.with_rate(study.template, rate) for rate in rates]
+
+    def _winners(self, studies: list[Study]) -> list[PlannedTrial]:
+        """Return the winners of the studies that have one; remove pruned trials' checkpoints."""
+        winners = [self._winner(study) for study in studies]
+        return [winner for winner in winners if winner is not None]
 
     def _winner(self, study: Study) -> PlannedTrial | None:
         """Return the best row, with the best rate, and remove the checkpoints of pruned trials.
@@ -311,12 +431,17 @@ class Tuning:
         for trial in study.trials:
             if trial.is_pruned:
                 self.folder.trial(trial.id).remove_checkpoints()
+
         best = best_of(study.trials)
         if not is_complete(self.folder.trial(best.id), self.target):
             return None
         if study.extra:
             return best.row
-        tried = {t.rate: {TUNING_SEED: t.value} for t in study.trials if t.value is not None}
+
+        tried = {}
+        for trial in study.trials:
+            if trial.value is not None:
+                tried[trial.rate] = {TUNING_SEED: trial.value}
         rate = float(np.exp(best_log_rates(rate_points(tried))))
         return best.row.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
 
@@ -348,8 +473,11 @@ def open_storage(url: str) -> BaseStorage:
 
 def is_without_answer(error: BaseException | None) -> bool:
     """Return True if a database server does not answer, or another process locks the file."""
-    return store.sqlite_fault(error) == "locked" or any(
-        isinstance(cause, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError)
-        and not isinstance(cause.orig, sqlite3.Error)
-        for cause in causes_of(error)
-    )
+    if store.sqlite_fault(error) == "locked":
+        return True
+
+    server_errors = sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError
+    for cause in causes_of(error):
+        if isinstance(cause, server_errors) and not isinstance(cause.orig, sqlite3.Error):
+            return True
+    return False

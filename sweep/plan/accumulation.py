@@ -38,20 +38,26 @@ def choose_microbatch(
     per_device = batch_size // devices
     legal = legal_microbatches(per_device, group_size)
     if accumulation is not None:
-        name, value = "gradient_accumulation_steps", accumulation
+        name = "gradient_accumulation_steps"
+        value = accumulation
         legal = [per_device // size for size in reversed(legal)]
     elif microbatch is not None:
-        name, value = "microbatch_size", min(microbatch, per_device)
+        name = "microbatch_size"
+        value = min(microbatch, per_device)
     elif per_device <= (alone_at_most or at_most):
         return per_device
     else:
         return largest_divisor(per_device, at_most, group_size)
+
     if value not in legal:
-        neighbours = [n for n in legal if n < value][-1:] + [n for n in legal if n > value][:1]
+        smaller = [number for number in legal if number < value]
+        larger = [number for number in legal if number > value]
+        neighbours = [*smaller[-1:], *larger[:1]]
         raise SweepError(
             f"{name} must divide batch_size / devices ({per_device}), got {value}. "
             f"Use {' or '.join(map(str, neighbours))}."
         )
+
     size = per_device // accumulation if accumulation else value
     if accumulation and microbatch not in (None, size):
         raise SweepError(

@@ -9,7 +9,9 @@ def typed_command(experiment: str | None, flags: Mapping[str, Any]) -> tuple[str
 
     A word that starts with two dashes is a flag, and a flag before another flag is a switch.
     """
-    words = ["sweep", "run", *([experiment] if experiment else [])]
+    words = ["sweep", "run"]
+    if experiment:
+        words.append(experiment)
     for name, value in flags.items():
         if value is None or value is False:
             continue

@@ -63,17 +63,20 @@ def tokens_per_trial(
     step_tokens = {batch: batch * tokens_per_sequence for batch in batches}
     largest = max(batches)
     if budget < step_tokens[largest]:
-        name, flag = ("tuning.budget", "tune-budget") if is_of_tuning else ("budget", "budget")
+        name = "tuning.budget" if is_of_tuning else "budget"
+        flag = "--tune-budget" if is_of_tuning else "--budget"
         raise SweepError(
             f"{name} must hold at least one step of batch size {largest}, got {budget}. "
-            f"Use --{flag} {step_tokens[largest]} or more, or smaller batch sizes."
+            f"Use {flag} {step_tokens[largest]} or more, or smaller batch sizes."
         )
+
     common = math.lcm(*step_tokens.values())
     rounded = budget // common * common
     if rounded and 100 * (budget - rounded) <= budget:
         return dict.fromkeys(batches, rounded), True
-    own = {batch: budget // step * step for batch, step in step_tokens.items()}
-    return own, len(set(own.values())) == 1
+
+    tokens = {batch: budget // step * step for batch, step in step_tokens.items()}
+    return tokens, len(set(tokens.values())) == 1
 
 
 def common_budget(budget: int, batches: Collection[int], tokens_per_sequence: int) -> int:

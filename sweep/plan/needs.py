@@ -60,7 +60,9 @@ def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
         of_cosine = ("the schedule cosine", experiment.schedule.name, "target")
         needs.append(UnmetNeed("schedule.final_fraction", *of_cosine))
     names = experiment.optimizer_names
-    used = {setting for name in names for setting in optimizer_facts(name)["settings"]}
+    used: set[str] = set()
+    for name in names:
+        used |= {*optimizer_facts(name)["settings"]}
     for name in ("beta1", "beta2", "eps"):
         if name in used:
             continue
@@ -103,10 +105,12 @@ def refuse_without_effect(experiment: Experiment, flags: Mapping[str, Any]) -> N
     """
     names = {".".join(setting.path): setting.name for setting in settings_of(Experiment)}
     for need in unmet_needs(experiment):
-        flag, table = names.get(need.key), need.key.partition(".")[0]
+        flag = names.get(need.key)
         is_flag = flag in flags
         if not (is_flag or need.is_changed(experiment)):
             continue
+
+        table = need.key.partition(".")[0]
         is_of_file = not is_flag and table not in flags
         if is_of_file and need.decided_by in flags:
             continue

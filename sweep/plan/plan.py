@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.experiment import Experiment, NoiseSettings
+from sweep.config.experiment import EvaluationSettings, Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
@@ -103,14 +103,17 @@ class Plan(Inputs):
 
     def science(self, row: PlannedTrial, learning_rate: float) -> Science:
         settings = self.settings
-        optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
+        optimizer = settings.optimizer.of(row.optimizer)
+        values = {"beta2": row.beta2, "weight_decay": row.weight_decay}
         schedule = {"warmup_min_steps": row.warmup_min_steps}
         fields: dict[str, Any] = {
             **dict(settings),
             **dict(row),
-            **{name: getattr(self, name) for name in ("data", "start", "code")},
+            "data": self.data,
+            "start": self.start,
+            "code": self.code,
             "tokenizer": tokenizer_of(settings),
-            "optimizer": settings.optimizer.of(row.optimizer).model_copy(update=optimizer),
+            "optimizer": optimizer.model_copy(update=values),
             "schedule": settings.schedule.model_copy(update=schedule),
             "learning_rate": learning_rate,
         }
@@ -158,8 +161,8 @@ class Plan(Inputs):
         """Return the rate around which an arm is tuned."""
         tuning = self.settings.tuning
         optimizer = arm.optimizer or self.settings.optimizer.name
-        chosen = tuning.centres.get(optimizer) or tuning.centre
-        return chosen or Tuned().rate_at(arm.batch_size, optimizer)
+        chosen = tuning.centres.get(optimizer, tuning.centre)
+        return Tuned().rate_at(arm.batch_size, optimizer) if chosen is None else chosen
 
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
@@ -214,22 +217,15 @@ def build_plan(
     sequence = experiment.tokens_per_sequence
     old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    finals = [row for row in old_rows if row.stage == "final"]
-    winners = {row.arm: row for row in finals if is_tuned(row.policy)}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
-    measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
-    sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
-    evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
-    name = experiment.model.name
+    evaluation = _resolve_evaluation(experiment)
+    model = PlannedModel(name=experiment.model.name, replaced_sizes=experiment.replaced_sizes)
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model=PlannedModel(
-            name=name,
-            replaced_sizes=experiment.replaced_sizes,
-        ),
+        model=model,
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
@@ -237,15 +233,21 @@ def build_plan(
         unrecorded=unrecorded,
         has_looks=experiment.seeds == "auto",
     )
+
+    finals = [row for row in old_rows if row.stage == "final"]
+    winners = {row.arm: row for row in finals if is_tuned(row.policy)}
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence, is_of_tuning=True)
-        for arm in [arm for arm in experiment.arms if arm not in winners]:
+        for arm in experiment.arms:
+            if arm in winners:
+                continue
             row = _plan_arm(plan, policy, arm, tuning_tokens)
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
             centre = plan.tuning_centre(row.arm)
             rows += [plan.with_rate(row, centre * factor) for factor in GRID]
+
     for arm in experiment.arms:
         final = _plan_arm(plan, policy, arm, tokens)
         seeds = experiment.seeds or policy.default_seeds
@@ -260,6 +262,16 @@ def build_plan(
                 row = plan.with_rate_of(winners[arm], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
+
+
+def _resolve_evaluation(experiment: Experiment) -> EvaluationSettings:
+    """Return the settings of evaluations with the number of their sequences."""
+    evaluation = experiment.evaluation
+    if evaluation.sequences is not None:
+        return evaluation
+    tokens = min(262_144, experiment.budget // 100)
+    sequences = max(8, -(-tokens // experiment.tokens_per_sequence))
+    return evaluation.model_copy(update={"sequences": sequences})
 
 
 def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, ...]:

@@ -233,9 +233,13 @@ def parse_policy(text: str) -> Policy:
     text = text.strip()
     classes = _all_policies()
     for policy_kind in classes:
-        if policy := policy_kind.parse(text):
+        policy = policy_kind.parse(text)
+        if policy is not None:
             return policy
-    forms = [form for policy_kind in classes for form in policy_kind.forms]
+
+    forms: list[str] = []
+    for policy_kind in classes:
+        forms += policy_kind.forms
     words = [form for form in forms if form.islower()]
     hint = did_you_mean(text, words) or "Write it such as 3e-4 or sqrt:1e-3@32."
     raise SweepError(f"lr must be {', '.join(forms[:-1])} or {forms[-1]}, got {text!r}. {hint}")

@@ -39,22 +39,27 @@ def next_rates(
     until neighbours are within `finest` and `least_count` rates were tried.
     """
     rates = [trial.rate for trial in tried]
-    if missing := tuple(rate for rate in grid if not is_in(rate, rates)):
+    missing = tuple(rate for rate in grid if not is_in(rate, rates))
+    if missing:
         return missing
     if any(trial.loss is None for trial in tried):
         return ()
-    best, reach = best_of(tried), 2.0**EXTENSIONS
+
+    best = best_of(tried)
+    reach = 2.0**EXTENSIONS
     if best.rate == min(rates) and best.rate > min(grid) / reach * ROUNDING:
         return (best.rate / 2,)
     top = max(tried, key=lambda trial: trial.rate)  # which may be as good as the best
     if top.loss == best.loss != math.inf and top.rate * ROUNDING < max(grid) * reach:
         return (top.rate * 2,)
+
     gaps = [(round(abs(math.log(t.rate / best.rate)), 9), t.rate) for t in neighbours(tried)]
     if not gaps:
         return ()
     gap, other = max(gaps)
-    is_wide = gap > math.log(finest * ROUNDING)
-    return (math.sqrt(other * best.rate),) if is_wide or len(tried) < least_count else ()
+    if gap > math.log(finest * ROUNDING) or len(tried) < least_count:
+        return (math.sqrt(other * best.rate),)
+    return ()
 
 
 def best_of(tried: Iterable[Trial]) -> Trial:
@@ -64,9 +69,11 @@ def best_of(tried: Iterable[Trial]) -> Trial:
 
 def neighbours(tried: Sequence[Trial]) -> list[Trial]:
     """Return the trials next to the best rate, which bound it; none without a finite loss."""
-    best, ordered = best_of(tried), sorted(tried, key=lambda trial: trial.rate)
+    best = best_of(tried)
     if best.loss is None or not math.isfinite(best.loss):
         return []
+
+    ordered = sorted(tried, key=lambda trial: trial.rate)
     index = ordered.index(best)
     return [*ordered[max(0, index - 1) : index], *ordered[index + 1 : index + 2]]
 
@@ -86,6 +93,9 @@ def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
     """Return the better half and the best's neighbours, from rate and loss at a rung."""
     # Not only the better half: a high rate looks worse before its decay than at its end.
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
+    better_half = ranked[: math.ceil(len(ranked) / 2)]
+
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
     best = by_rate.index(ranked[0])
-    return {*ranked[: math.ceil(len(ranked) / 2)], *by_rate[max(0, best - 1) : best + 2]}
+    best_and_neighbours = by_rate[max(0, best - 1) : best + 2]
+    return {*better_half, *best_and_neighbours}

@@ -29,8 +29,11 @@ def judge_death(exit_code: int, oom_killed: bool, log: Path | None) -> Outcome:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
     if log and has_stalled(exit_code, log):
         return Outcome("lost", f"no step for --stall-minutes; {log} shows where it was")
+
     names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
-    how = names.get(exit_code, f"exit code {exit_code}") + (f"; see {log}" if log else "")
+    how = names.get(exit_code, f"exit code {exit_code}")
+    if log:
+        how += f"; see {log}"
     return Outcome("lost", f"the worker ended without reporting: {how}")
 
 
@@ -44,10 +47,15 @@ def status_after(
         return status.changed(state=State.COMPLETE, cause=None, message=""), False
     if outcome.kind in ("stopped", "paused", "storage"):
         return status.changed(state=State.WAITING, cause=None, message=outcome.message), False
+
     cause = Cause(outcome.kind)
     status = status.changed(state=State.FAILED, cause=cause, message=outcome.message)
-    is_retried = cause is Cause.PREEMPTED or (cause is Cause.LOST and not failures[cause])
-    if cause is Cause.OUT_OF_MEMORY:
+    is_retried = False
+    if cause is Cause.PREEMPTED:
+        is_retried = True
+    elif cause is Cause.LOST:
+        is_retried = failures[cause] == 0
+    elif cause is Cause.OUT_OF_MEMORY:
         failed = status.microbatch_size or config.microbatch_size
         # If the plan's microbatch is 1, its evaluations may still be too large.
         evaluated = status.microbatch_size or config.execution.evaluation_batch_size
@@ -55,7 +63,10 @@ def status_after(
         is_retried = is_split and max(failed, evaluated) > 1
         status = status.changed(microbatch_size=microbatch_within(failed // 2, config))
     failures[cause] += 1
-    return (status.changed(state=State.WAITING) if is_retried else status), is_retried
+
+    if is_retried:
+        status = status.changed(state=State.WAITING)
+    return status, is_retried
 
 
 def microbatch_within(bound: int, config: TrialConfig) -> int:

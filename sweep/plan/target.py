@@ -17,9 +17,13 @@ def smoothed(
     tokens: Sequence[float], losses: Sequence[float], window: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return means over `window` consecutive evaluations: their mean log tokens and mean loss."""
-    when, values = np.asarray(tokens, float), np.asarray(losses, float)
-    if window == 1 or len(when) < window:
-        return (when, values) if window == 1 else (when[:0], values[:0])
+    when = np.asarray(tokens, float)
+    values = np.asarray(losses, float)
+    if window == 1:
+        return when, values
+    if len(when) < window:
+        return when[:0], values[:0]
+
     logs = sliding_window_view(np.log(when), window)
     return np.exp(logs.mean(-1)), sliding_window_view(values, window).mean(-1)
 
@@ -33,10 +37,12 @@ def crossing_tokens(
     is too. It is interpolated in log tokens from the one before, if that is finite.
     """
     when, values = smoothed(tokens, losses, window)
-    below = np.isfinite(values) & (values <= target)
-    confirmed = np.flatnonzero(below & np.append(below[1:], True))
+    is_below = np.isfinite(values) & (values <= target)
+    is_next_below = np.append(is_below[1:], True)
+    confirmed = np.flatnonzero(is_below & is_next_below)
     if not len(confirmed):
         return None
+
     k = int(confirmed[0])
     if k == 0 or not math.isfinite(values[k - 1]):
         return float(when[k])

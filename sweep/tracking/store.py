@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
-VIEW, KIND = "mlflow.sharedViewState.", "mlflow.experimentKind"
+VIEW = "mlflow.sharedViewState."
+KIND = "mlflow.experimentKind"
 FIRST_VERSION = (3, 15)  # first MLflow that reads saved views with a name
 ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
@@ -59,8 +60,10 @@ ENVIRONMENT = {  # set only if the user has not set it
 
 def one_sentence(error: BaseException) -> str:
     """Return the first line of an error of a database, a driver or a server, shortened."""
-    text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-    return cut(without_secrets(text.splitlines()[0]))
+    original = getattr(error, "orig", None)  # the driver's
+    text = str(original or error).strip()
+    first_line = text.splitlines()[0] if text else type(error).__name__
+    return cut(without_secrets(first_line))
 
 
 def sqlite_fault(error: BaseException | None) -> str | None:
@@ -158,7 +161,9 @@ def read_record(folder: SweepFolder) -> dict[str, Any]:
         "mirrored_sha256": "",  # `digest` of the folder when the store last held all of it
     }
     try:
-        record |= find_json(folder.tracking_path) or {}
+        stored = find_json(folder.tracking_path)
+        if stored is not None:
+            record |= stored
     except CorruptFile as damage:
         remedy = "If the sweep was tracked elsewhere, name that store with --tracking-uri"
         LOG.warning("%s It is replaced. %s.", damage, remedy)
@@ -194,10 +199,13 @@ def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any
 
 def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
     """Return True if this store (None: the recorded one) holds all of the folder; ask no store."""
-    uri = tracking_uri
-    record = choose_store(folder, check_tracking_uri(uri)) if uri else read_record(folder)
-    is_there = not record["is_default"] or (folder.path / "mlflow.db").exists()
-    return is_there and record["mirrored_sha256"] == digest(folder)
+    if tracking_uri:
+        record = choose_store(folder, check_tracking_uri(tracking_uri))
+    else:
+        record = read_record(folder)
+    if record["is_default"] and not (folder.path / "mlflow.db").exists():
+        return False
+    return bool(record["mirrored_sha256"] == digest(folder))
 
 
 def digest(folder: SweepFolder) -> str:
@@ -237,14 +245,19 @@ def connect(uri: str) -> "MlflowClient":
 
 def metric_name(name: str, unit: str) -> str:
     """Return MLflow's name of a metric or of a column final_…; system/… are "System metrics"."""
-    name = re.sub("^(perf|final)/tokens", rf"\1/{unit}", re.sub("^final_", "final/", name))
+    name = re.sub("^final_", "final/", name)
+    name = re.sub("^(perf|final)/tokens", rf"\1/{unit}", name)
     return f"system/{name}" if name.startswith(("perf/", "memory/")) else name
 
 
 def search_runs(client: "MlflowClient", experiment: str, tag: str, value: str) -> "list[Run]":
     """Return the runs of an experiment (id) with a tag, newest first, except deleted ones."""
-    query, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time DESC"]
-    return client.search_runs([experiment], query, max_results=50_000, order_by=order)  # its limit
+    return client.search_runs(
+        [experiment],
+        f"tags.`{tag}` = '{value}'",
+        max_results=50_000,  # its limit
+        order_by=["attributes.start_time DESC"],
+    )
 
 
 def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -> SweepFolder:
@@ -278,13 +291,19 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
 
 
 def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | None) -> "Run":
-    if not (experiment := client.get_experiment_by_name(name)):
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         names = cut(", ".join(sorted(stored.name for stored in client.search_experiments())))
         raise SweepError(f"experiment must be one of those at {address} ({names}), got {name!r}.")
+
     parents = search_runs(client, experiment.experiment_id, "sweep.role", "sweep")
     runs = {run.info.run_id: run for run in parents if "sweep.files" in run.data.tags}
-    if (chosen := run_id or next(iter(runs), None)) not in runs:
-        actual = f"got {cut(str(chosen))}. Parent runs: {cut(', '.join(runs)) or 'none'}."
+    chosen = run_id
+    if not chosen:
+        chosen = next(iter(runs), None)
+    if chosen not in runs:
+        ids = cut(", ".join(runs)) if runs else "none"
+        actual = f"got {cut(str(chosen))}. Parent runs: {ids}."
         raise SweepError(f"run must be a sweep's parent run in {name!r} at {address}, {actual}")
     return runs[chosen]
 
@@ -296,15 +315,17 @@ def refuse_remote_artifacts(path: Path) -> None:
         for table, column in columns.items():
             is_remote = f"{column} LIKE '%:/%' AND {column} NOT LIKE 'file:%'"
             with contextlib.suppress(sqlite3.Error):  # MLflow's server says what is wrong
-                row = connection.execute(f"SELECT {column} FROM {table} WHERE {is_remote}")
-                if address := row.fetchone():
-                    problem = f"names artifacts on a server, {str(address[0])!r}"
+                rows = connection.execute(f"SELECT {column} FROM {table} WHERE {is_remote}")
+                row = rows.fetchone()
+                if row:
+                    problem = f"names artifacts on a server, {str(row[0])!r}"
                     raise SweepError(f"{path} {problem}. Remove it, and call `sweep report`.")
 
 
 def ui_command(folder: SweepFolder, uri: str, port: int) -> list[str]:
     """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
-    if (path := sqlite_path(uri)) and not path.exists():
+    path = sqlite_path(uri)
+    if path and not path.exists():
         remedy = f"Create it with `sweep report {folder.path}`."
         raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
     if path and uri == default_tracking_uri(folder):  # the user has named any other one
@@ -332,10 +353,14 @@ def save_view(client: "MlflowClient", parent: "Run", plan: Plan) -> None:
     """Save the view in the experiment; its page then opens on training runs, not on traces."""
     from mlflow.exceptions import RestException
 
-    experiment, name = parent.info.experiment_id, parent.data.tags["sweep.name"]
-    state = "deflate;" + base64.b64encode(zlib.compress(view_state(plan).encode())).decode()
-    view = {"name": f"{name}: batch sizes", "createdAt": parent.info.start_time, "state": state}
+    compressed = zlib.compress(view_state(plan).encode())
+    view = {
+        "name": f"{parent.data.tags['sweep.name']}: batch sizes",
+        "createdAt": parent.info.start_time,
+        "state": f"deflate;{base64.b64encode(compressed).decode()}",
+    }
     tags = {VIEW + plan.sweep_uid: json.dumps(view), KIND: "custom_model_development"}
+    experiment = parent.info.experiment_id
     for key in tags.keys() - client.get_experiment(experiment).tags.keys():
         with contextlib.suppress(RestException):  # `sweep ui` does without what a server refuses
             client.set_experiment_tag(experiment, key, tags[key])
@@ -343,10 +368,13 @@ def save_view(client: "MlflowClient", parent: "Run", plan: Plan) -> None:
 
 def server_version(address: str) -> tuple[int, ...]:
     """Return the version of the MLflow server at an address; empty if none answers."""
-    url, direct = f"{address}/version", build_opener(ProxyHandler({}))
-    with contextlib.suppress(OSError, ValueError, HTTPException), direct.open(url, None, 9) as file:
-        return tuple(map(int, file.read().split(b".")[:2]))
-    return ()
+    direct = build_opener(ProxyHandler({}))
+    try:
+        with direct.open(f"{address}/version", timeout=9) as file:
+            version = file.read().split(b".")[:2]
+        return tuple(map(int, version))
+    except (OSError, ValueError, HTTPException):
+        return ()
 
 
 def page_address(address: str, uri: str, plan: Plan) -> str:

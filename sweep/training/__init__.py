@@ -20,7 +20,7 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
     from sweep.training.attempt import run_attempt  # imports torch
 
     folder = TrialFolder(path)
-    number = (status or folder.read_status()).fencing
+    number = folder.read_status().fencing if status is None else status.fencing
     stops: list[str] = []
 
     def watch() -> None:
@@ -30,8 +30,14 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
                 if folder.is_asked_to_stop(number):
                     stops.append("stopped")
 
+    def how_to_end() -> str | None:
+        word = should_stop()
+        if word is None and stops:
+            word = stops[0]
+        return word
+
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    return run_attempt(path, lambda: should_stop() or next(iter(stops), None), status, True)
+    return run_attempt(path, how_to_end, status, is_logged=True)
 
 
 def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, str]) -> Outcome:

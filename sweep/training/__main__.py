@@ -51,8 +51,10 @@ def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     refuse_links(folder.path)
     config = folder.read_config()
-    if objects := config.science.user_code:
+    objects = config.science.user_code
+    if objects:
         print(printable(f"This runs code: {describe_objects(objects)}"), flush=True)
+
     status = folder.read_status()
     folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt
     stops: list[int] = []
@@ -65,7 +67,8 @@ def _run_trial(folder: TrialFolder) -> int:
         stops.append(number)
 
     failures = Counter[Cause]()
-    outcome, is_retried = Outcome("complete"), is_to_run(status)
+    outcome = Outcome("complete")
+    is_retried = is_to_run(status)
     while is_retried and not stops:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
         process = FreshProcess(attempt_trial, folder.path, status, ends_itself=True)
@@ -77,6 +80,7 @@ def _run_trial(folder: TrialFolder) -> int:
         if stops and outcome.kind in ("preempted", "lost"):
             outcome = Outcome("stopped", outcome.message)
         status, is_retried = status_after(status, outcome, config, failures)
+
     line = f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}"
     print(printable(f"{line.rstrip()}\nlog: {folder.log_path}"))
     if status.state is State.WAITING:

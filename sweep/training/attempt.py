@@ -45,7 +45,8 @@ def run_attempt(
     folder = TrialFolder(path)
     with contextlib.ExitStack() as stack:
         try:
-            status = status or folder.read_status()
+            if status is None:
+                status = folder.read_status()
             store = CheckpointStore(folder, status.fencing)
             store.fence()
             result = folder.find_result()
@@ -78,21 +79,25 @@ def run_attempt(
         except (errors.Superseded, errors.FolderInUse) as error:
             return Outcome("superseded", str(error))
         except BaseException as error:  # the user's code may raise anything
-            if problem := files.storage_problem(error, folder.path):
+            problem = files.storage_problem(error, folder.path)
+            if problem:
                 return Outcome("storage", problem)
+
             print(errors.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
             if isinstance(error, errors.UnusableCheckpoint):
                 return Outcome("preempted", str(error))
             text = errors.without_secrets(errors.describe_error(error))
             line = errors.printable(" ".join(text.split()))
             message = errors.cut(line, MESSAGE_CHARACTERS)
-            return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
+            kind = "out_of_memory" if machine.is_out_of_memory(error) else "error"
+            return Outcome(kind, message)
 
 
 def _run(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
-    execution, science = config.execution, config.science
+    execution = config.execution
+    science = config.science
     rank = ranks.rank()
     device = machine.use_device(execution.device)
     if ranks.is_distributed() and device.type == "cuda":
@@ -108,10 +113,12 @@ def _run(
         config = config.with_microbatch(config.microbatch_size, compile=False)
         if not rank:
             print("eager: no compiler on this machine", flush=True)
+
     torch.set_num_threads(execution.threads)
     if device.type == "cpu":  # an operation without a deterministic form: a warning in user code
         torch.use_deterministic_algorithms(True, warn_only=science.code is not None)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
     with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
         _seed_everything(science.seed)
@@ -119,6 +126,7 @@ def _run(
             if config.code_path:
                 add_code_folder(Path(config.code_path))
             check_code(science.user_code, science.code)
+
         step = TrainingStep(config, device)
         if rank:  # equal weights in all processes, but different random numbers from now on
             _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
@@ -127,7 +135,10 @@ def _run(
         )
         if ending not in ("trained", "diverged"):
             return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
-        final = step.run_evaluation(step.workload.evaluate_finally) if ending == "trained" else None
+
+        final = None
+        if ending == "trained":
+            final = step.run_evaluation(step.workload.evaluate_finally)
         if final and not all(map(math.isfinite, final.metrics.values())):
             final = None
         progress.charge("evaluation")
@@ -139,6 +150,7 @@ def _run(
                     shutil.copyfile(source, part)  # so that other trials can start from this one
             store.save_weights(step)
             progress.charge("checkpoint")
+
         message = "" if final else f"loss not finite, or above its start, at step {progress.step}"
         if not rank:
             write_result(config, status, store, step, progress, final, message, metrics_sha256)

@@ -63,7 +63,8 @@ class Progress:
     def charge(self, account: str) -> None:
         """Add the time since the last charge to the total and `seconds_ACCOUNT`, except `other`."""
         now = time.perf_counter()
-        elapsed, self.charged_at = now - self.charged_at, now
+        elapsed = now - self.charged_at
+        self.charged_at = now
         self.seconds_total += elapsed
         if account != "other":
             vars(self)[f"seconds_{account}"] += elapsed
@@ -79,15 +80,19 @@ class Progress:
         """Record an evaluation; return `diverged` or `trained` if it ends the training."""
         if not all(map(math.isfinite, metrics.values())):
             return "diverged"
-        if (loss := metrics.get("loss")) is None:
+        loss = metrics.get("loss")
+        if loss is None:
             return None
         if self.best_valid_loss is None or loss < self.best_valid_loss:
             self.best_valid_loss = loss
+
         if target is None:
             return None
         self.recent_losses = [*self.recent_losses, loss][1 - window - CONFIRMED :]
         _, means = smoothed(range(1, 1 + len(self.recent_losses)), self.recent_losses, window)
-        return "trained" if len(means) == CONFIRMED and max(means) <= target else None
+        if len(means) == CONFIRMED and max(means) <= target:
+            return "trained"
+        return None
 
     def is_diverging(self, loss: float, margin: float = math.inf) -> bool:
         """Return True if this loss, or a run of them `margin` above the start, is divergence."""
@@ -115,7 +120,8 @@ class CheckpointStore:
                 may have changed.
         """
         for checkpoint in self.folder.checkpoints():
-            problem, path = "", checkpoint.path
+            path = checkpoint.path
+            problem = ""
             try:
                 self.folder.verify_checkpoint(checkpoint)
             except (CorruptFile, OSError) as error:
@@ -124,6 +130,7 @@ class CheckpointStore:
                 why = problem or "another process cannot read it"
                 print(f"{path.name} is not used ({why}); trying an older one", flush=True)
                 continue
+
             try:
                 notes = json.loads((path / NOTES).read_text())
                 _restore(step, path, notes)
@@ -137,6 +144,7 @@ class CheckpointStore:
                 if not ranks.rank():
                     remove(path)
                 raise UnusableCheckpoint(f"{path.name} cannot be restored ({problem}); removed")
+
             self._step = progress.step
             return checkpoint.metrics_length
         return 0
@@ -146,7 +154,8 @@ class CheckpointStore:
         if progress.step == self._step:
             return
         self._step = progress.step
-        name = f"checkpoint-{progress.step:010d}-{ranks.broadcast(log.length if log else 0):010d}"
+        length = ranks.broadcast(log.length if log else 0)
+        name = f"checkpoint-{progress.step:010d}-{length:010d}"
         path = self.folder.path / name
         part = self.folder.path / f".{name}.{self._fencing}.part"
         try:
@@ -161,22 +170,22 @@ class CheckpointStore:
                 part.mkdir()
                 tensors = {name: value.contiguous() for name, value in _tensors(step).items()}
                 save_file(tensors, part / WHOLE)
+
             rng_states = ranks.all_gather((random.getstate(), np.random.get_state()))
             if log is None:  # in all processes but the first
                 return
+
             log.flush()
             notes = {
                 "progress": asdict(progress),
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
-                "optimizer": [
-                    {key: value for key, value in part.items() if isinstance(value, float | int)}
-                    for part in step.parallel.numbers()
-                ],
+                "optimizer": [_numbers_of(part) for part in step.parallel.numbers()],
                 "rng_python": [python for python, _ in rng_states],  # by rank
                 "rng_numpy": [numpy for _, numpy in rng_states],
             }
             (part / NOTES).write_text(json.dumps(notes, default=np.ndarray.tolist))
+
             self.folder.seal_checkpoint(part, progress.step, log.length, log.sha256)
             for file_path in part.iterdir():
                 sync(file_path)
@@ -186,6 +195,7 @@ class CheckpointStore:
         finally:
             if log:
                 remove(part)
+
         sync(self.folder.path)
         for other in self.folder.checkpoints():
             if other.step >= progress.step and other.path != path:  # damaged, as they were not used
@@ -202,12 +212,19 @@ class CheckpointStore:
                     save_file(weights, str(part))
 
 
+def _numbers_of(part: Mapping[str, Any]) -> dict[str, float | int]:
+    """Return the numbers of a group of parameters, such as its rate."""
+    return {key: value for key, value in part.items() if isinstance(value, float | int)}
+
+
 def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
     step.parallel.make_states()
-    tensors, rank = _tensors(step), ranks.rank()
+    tensors = _tensors(step)
+    rank = ranks.rank()
     has_random_state = rank < notes["processes"]
     if not has_random_state:  # this process keeps its own
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
+
     if ranks.is_distributed() or not (folder / WHOLE).exists():
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
@@ -216,12 +233,15 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     else:
         stored = load_file(folder / WHOLE)
-        if lacking := [n for n in stored if n.startswith("optimizer.") and n not in tensors]:
-            raise ValueError(f"the first step of the optimizer does not create {lacking[0]}")
+        for name in stored:
+            if name.startswith("optimizer.") and name not in tensors:
+                raise ValueError(f"the first step of the optimizer does not create {name}")
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
+
     for part, numbers in zip(step.parallel.numbers(), notes["optimizer"], strict=True):
         part.update(numbers)
+
     if has_random_state:
         torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
         if step.device.type == "cuda":
@@ -236,13 +256,16 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     tensors = {f"model.{name}": tensor for name, tensor in step.parallel.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
+
     if step.average is not None:
         names = [name for name, p in step.model.named_parameters() if p.requires_grad]
         for name, value in zip(names, step.average.values, strict=True):
             tensors[f"average.{name}"] = value
-    tensors[f"rng.cpu.{ranks.rank()}"] = torch.get_rng_state()
+
+    rank = ranks.rank()
+    tensors[f"rng.cpu.{rank}"] = torch.get_rng_state()
     if step.device.type == "cuda":
-        tensors[f"rng.cuda.{ranks.rank()}"] = torch.cuda.get_rng_state(step.device)
+        tensors[f"rng.cuda.{rank}"] = torch.cuda.get_rng_state(step.device)
     return tensors
 
 

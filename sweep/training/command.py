@@ -39,7 +39,8 @@ MAX_LINE_BYTES = 1 << 20  # longest line of the log
 # Parts of the steps; each keeps its last line with a validation value, and its last one without.
 MOST_POINTS = 1000
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
-SECONDS, RATE = "perf/seconds", "perf/tokens_per_second"  # since the start of the training
+SECONDS = "perf/seconds"  # since the start of the training
+RATE = "perf/tokens_per_second"  # over the same time
 PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not measured
 
 
@@ -78,6 +79,12 @@ class Report:
         before = self.lines[self.step][SECONDS] if self.lines else 0.0
         return float(before) + time.monotonic() - self._read_at
 
+    def _take_seconds(self) -> float:
+        """Return `seconds`, and let the time until the next line begin now."""
+        seconds = self.seconds
+        self._read_at = time.monotonic()
+        return seconds
+
     def read(self) -> bool:
         """Read the new lines; return True if there are any."""
         start = self._read_bytes
@@ -101,26 +108,35 @@ class Report:
     def save(self) -> str:
         """Write metrics.jsonl, with the time until now in its newest line; return its sha256."""
         if self.lines:
-            self.lines[self.step][SECONDS], self._read_at = self.seconds, time.monotonic()
-        path, self._saved_at = self.store.folder.metrics_path, time.monotonic()
+            self.lines[self.step][SECONDS] = self._take_seconds()
+        self._saved_at = time.monotonic()
+
         text = "".join(f"{json.dumps(line)}\n" for line in self.lines.values())
         check_curve_bytes(len(text))  # the text is ASCII
+        path = self.store.folder.metrics_path
         with replacing(path, self.store.fence) as part:
             part.write_text(text)
         return sha256_of_file(path)
 
     def final_metrics(self) -> dict[str, float]:
         """Return the validation metrics of the last step, by name."""
-        steps, curve = self.config.steps, self.config.objective_curve
+        steps = self.config.steps
+        curve = self.config.objective_curve
         last = self.lines.get(steps, {})
         if curve not in last:
             names = {*self.lines.get(self.step, ())} - {"time", "step", "tokens", SECONDS, RATE}
+            reported = ", ".join(sorted(names)) if names else "nothing"
             raise SweepError(
                 f"the command must report {curve} at its last step, {steps}, but ended after step "
-                f"{self.step} with {', '.join(sorted(names)) or 'nothing'} in its log. Let it take "
+                f"{self.step} with {reported} in its log. Let it take "
                 "all steps, evaluate at the end, and append to {log}."
             )
-        return {k.removeprefix("valid/"): v for k, v in last.items() if k.startswith("valid/")}
+
+        metrics = {}
+        for name, value in last.items():
+            if name.startswith("valid/"):
+                metrics[name.removeprefix("valid/")] = value
+        return metrics
 
     def _parse(self, text: bytes) -> tuple[int, dict[str, float | None]]:
         """Return the step and the metrics of a line; None replaces values that are not finite."""
@@ -130,9 +146,11 @@ class Report:
         except ValueError as error:
             reason = reason_of(error).replace("line 1 column", "column")
             raise wrong("be a JSON object", f" ({reason})") from error
+
         step = line.pop("step", None)
         if type(step) is not int or not 0 <= step <= self.config.steps:
             raise wrong(f'have a "step", a number of optimizer steps up to {self.config.steps}')
+
         examples = self._course.sequences_at(step)
         if line.pop("examples", examples) != examples:
             raise wrong(f"count {examples} examples ({step} × {self._course.batch_size})")
@@ -140,6 +158,7 @@ class Report:
         if line.pop("tokens", tokens) != tokens:
             factors = f"{step} × {self._course.batch_size} × {self._course.tokens_per_sequence}"
             raise wrong(f"count {tokens} tokens ({factors})")
+
         line.pop("time", None)
         for name, value in line.items():
             if type(value) not in (int, float, type(None)) or not METRIC.fullmatch(name):
@@ -156,14 +175,26 @@ class Report:
         if step < self.step:
             self.lines = {number: line for number, line in self.lines.items() if number < step}
         if step not in self.lines:
-            seconds, self._read_at = self.seconds, time.monotonic()
+            seconds = self._take_seconds()
             self._thin(step)
-            tokens = self._course.tokens_at(step)
-            line = {"time": round(time.time(), 3), "step": step, "tokens": tokens}
-            line |= {SECONDS: seconds, RATE: tokens / max(seconds, 1e-9)}
-            earlier = self._earlier.get(step, {})
-            self.lines[step] = line | {key: earlier[key] for key in line.keys() & earlier.keys()}
+            self.lines[step] = self._begin_line(step, seconds)
         self.lines[step] |= metrics
+
+    def _begin_line(self, step: int, seconds: float) -> dict[str, Any]:
+        """Return a line without metrics: as an earlier attempt wrote it, or of now."""
+        tokens = self._course.tokens_at(step)
+        line = {
+            "time": round(time.time(), 3),
+            "step": step,
+            "tokens": tokens,
+            SECONDS: seconds,
+            RATE: tokens / max(seconds, 1e-9),
+        }
+        earlier = self._earlier.get(step, {})
+        for key in line:
+            if key in earlier:
+                line[key] = earlier[key]
+        return line
 
     def _thin(self, next_step: int) -> None:
         """Drop the line that the newest one replaces, now that all of its metrics are there.
@@ -215,7 +246,10 @@ def run_command(
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
     check_code(config.science.user_code, config.science.code or {})
-    report, killed_before, ending = Report(config, store), oom_kills(), None
+
+    report = Report(config, store)
+    killed_before = oom_kills()
+    ending = None
     process, log_start = _start(config, folder)
     try:
         while ending is None:
@@ -224,32 +258,44 @@ def run_command(
             has_ended = process.returncode is not None  # before its last lines are read
             if report.read():
                 watchdog.progress()
-            ending = "diverged" if report.is_diverged else "trained" if has_ended else should_stop()
+            if report.is_diverged:
+                ending = "diverged"
+            else:
+                ending = "trained" if has_ended else should_stop()
     finally:
         _stop(process)
-    metrics_sha256, seconds = report.save(), report.seconds
+
+    metrics_sha256 = report.save()
+    seconds = report.seconds
     if report.left_out:
         kept = f"each of {MOST_POINTS} parts keeps its last with, and without, validation metrics"
         print(f"the curve leaves out {report.left_out} reported steps: {kept}", flush=True)
     if ending == "trained" and process.returncode:
         oom_killed = oom_kills() > killed_before
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
+
     progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
     unknown = ("clipped_steps", *(f"seconds_{part}" for part in PARTS))
     vars(progress).update(dict.fromkeys(unknown, math.nan))
+
     cpu = torch.device("cpu")
     peak = machine.peak_memory_bytes(cpu, resource.RUSAGE_CHILDREN)
     # A child counts the memory of the process that started it.
     if config.execution.device == "cpu" and peak > machine.peak_memory_bytes(cpu):
         progress.peak_memory_bytes = peak
-    return ending, progress, report.final_metrics() if ending == "trained" else {}, metrics_sha256
+
+    metrics = report.final_metrics() if ending == "trained" else {}
+    return ending, progress, metrics, metrics_sha256
 
 
 def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[bytes], int]:
     """Start a trial's command; return its process, and the length of the log before its output."""
-    science, execution = config.science, config.execution
-    settings = (science.optimizer, science, execution, config)
-    values = {name: value for table in settings for name, value in table} | {
+    science = config.science
+    execution = config.execution
+    values: dict[str, Any] = {}
+    for table in (science.optimizer, science, execution, config):
+        values |= dict(table)
+    values |= {
         "examples": Course.of_trial(config).sequences_at(config.steps),
         "device": execution.device_type,
         "accumulation": science.batch_size // (config.microbatch_size * execution.devices),
@@ -257,6 +303,7 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
         "folder": folder.work_path.absolute(),
         "resume": folder.resume_path.absolute(),
     }
+
     environment = os.environ | {
         "OMP_NUM_THREADS": str(execution.threads),
         "PYTHONUNBUFFERED": "1",  # so that an error is the last line of the log
@@ -266,11 +313,15 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
         environment["CUDA_VISIBLE_DEVICES"] = ""
     elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
         environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
+
     words = fill_placeholders(science.workload.code[0], values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
-        start, none = log.tell(), subprocess.DEVNULL
-        return subprocess.Popen(words, env=environment, stdin=none, stdout=log, stderr=log), start
+        start = log.tell()
+        process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    return process, start
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -293,9 +344,10 @@ def _failure(code: int, oom_killed: bool, log: Path, log_start: int) -> SweepErr
     with log.open("rb") as file:
         file.seek(max(log_start, log.stat().st_size - END_BYTES))
         end = file.read().decode(errors="replace").strip()
+    last_line = end.rpartition("\n")[2] if end else "it printed nothing"
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    last_line = end.rpartition("\n")[2] or "it printed nothing"
     error = SweepError(f"the command ended {how} (log: {log}): {last_line}")
+
     is_killed = oom_killed and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if is_killed or re.search(machine.NO_MEMORY, end):
         error.__cause__ = MemoryError()

@@ -40,8 +40,11 @@ NO_MEMORY = (
 
 def resolve_device(name: str) -> str:
     """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
-    devices = ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if gpus := [f"cuda:{index}" for index in range(torch.cuda.device_count())]:
+    devices = ["cpu"]
+    if torch.backends.mps.is_available():
+        devices.insert(0, "mps")
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if gpus:
         devices = ["cuda", *gpus, *devices]
     if name != "auto" and name not in devices:
         has = f"one of this machine's ({', '.join(devices)})"
@@ -60,7 +63,8 @@ def use_device(name: str) -> torch.device:
 def visible_gpus() -> list[str]:
     """Return the names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES lists them."""
     count = torch.cuda.device_count()
-    if listed := os.environ.get("CUDA_VISIBLE_DEVICES"):
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed:
         names = listed.split(",")
         return names[:count] if count else names  # none here: a plan for another machine
     return [str(index) for index in range(count)]
@@ -104,12 +108,15 @@ def total_memory(device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory())
+
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, IndexError, ValueError):  # Linux only
         words = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
         available = int(words[0]) * 1024
     limit = available_in_cgroups()
-    return (available if limit is None else min(available, limit)) // 2
+    if limit is not None:
+        available = min(available, limit)
+    return available // 2
 
 
 def device_name(device: torch.device) -> str:
@@ -129,8 +136,10 @@ def instruction_set() -> str:
 
 
 def peak_flops(name: str) -> float | None:
-    peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b({words})\b", name))
-    return next(peaks, None)
+    for words, peak in PEAK_FLOPS.items():
+        if re.search(rf"\b({words})\b", name):
+            return peak
+    return None
 
 
 def flop_utilization(config: TrialConfig, device: torch.device, rate: float) -> float | None:
@@ -189,7 +198,8 @@ class LimitedMemory(contextlib.ExitStack):
             self._context_bytes = min(total - free, MOST_CONTEXT_BYTES)
             self.others_bytes = total - free - self._context_bytes
             # At most the free memory, so that the driver cannot spill.
-            allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
+            limit_bytes = self._limit_bytes or total
+            allowed = max(0, min(limit_bytes - self._context_bytes, free))
             torch.cuda.set_per_process_memory_fraction(allowed / total, self._device.index)
             self.callback(torch.cuda.set_per_process_memory_fraction, 1.0, self._device.index)
         elif self._limit_bytes is not None:  # counts eager operations

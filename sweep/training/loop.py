@@ -56,7 +56,10 @@ class Steps:
 
     def end_interval(self) -> dict[str, Any]:
         """Return the metrics since the last log point, and start a new interval, after `store`."""
-        config, progress, device = self.config, self.progress, self.step.device
+        config = self.config
+        progress = self.progress
+        device = self.step.device
+
         tokens = self.course.tokens_at(progress.step) - self.course.tokens_at(progress.log_step)
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = tokens / seconds
@@ -64,7 +67,8 @@ class Steps:
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
         }
-        if (utilization := flop_utilization(config, device, rate)) is not None:
+        utilization = flop_utilization(config, device, rate)
+        if utilization is not None:
             own["perf/mfu"] = utilization
         if device.type == "cuda":
             own["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
@@ -72,9 +76,11 @@ class Steps:
             own["memory/peak_bytes"] = self._peak_bytes
         else:  # no statistics
             own["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
+
         means = {name: total / count for name, (total, count) in progress.watched.items() if count}
         for name in means.keys() & {*own, *POSITION}:
             raise SweepError(f"a workload must not add the metric {name!r} of sweep. Rename it.")
+
         line = means | own
         self.step.workload.meter.clear()
         progress.clipped_steps += progress.watched["train/clipped"][0]
@@ -95,7 +101,8 @@ def train(
 
     The ending is `trained`, `diverged`, `paused`, or what `should_stop` answered.
     """
-    science, progress = config.science, Progress()
+    science = config.science
+    progress = Progress()
     length = store.load(step, progress)
     if step.device.type == "cpu":
         progress.record_instructions(instruction_set())
@@ -141,8 +148,9 @@ def train(
             if t in valid_points and ending is None:
                 metrics = ranks.broadcast(step.run_evaluation(step.workload.evaluate_metrics))
                 line |= {f"valid/{name}": value for name, value in metrics.items()}
-                target, window = science.target, science.evaluation.window
-                ending = progress.record_evaluation(metrics, target, window)
+                ending = progress.record_evaluation(
+                    metrics, science.target, science.evaluation.window
+                )
                 progress.charge("evaluation")
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t)
@@ -165,7 +173,8 @@ def train(
                 saved_at = time.monotonic()
 
     progress.charge("training")
-    ending = ending or "trained"
+    if ending is None:
+        ending = "trained"
     is_kept = science.stage == "final" and config.execution.keep == "checkpoints"
     if is_kept and ending == "trained":
         store.save(step, progress, log)

@@ -121,6 +121,7 @@ def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, f
     sums = [torch.zeros_like(parameter) for parameter in step.parameters]
     squares = 0.0
     count = len(batch[0]) // size
+
     for first in range(0, count * size, size):
         step.backward(tuple(part[first : first + size] for part in batch), is_eager=True)
         squares += _square([p.grad for p in step.parameters if p.grad is not None])
@@ -128,6 +129,7 @@ def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, f
             if parameter.grad is not None:
                 total += parameter.grad
                 parameter.grad = None
+
     square = _square(sums) / count**2
     return noise_estimates(squares, square, count, size * ranks.count())
 
@@ -142,4 +144,6 @@ def _square(gradients: Sequence[Tensor]) -> float:
     wide = torch.float32 if gradients[0].device.type == "mps" else torch.float64
     norms = [torch.linalg.vector_norm(own_part(part), dtype=wide) for part in gradients]
     square = torch.stack(norms).square().sum()
-    return float(ranks.all_reduce_(square) if is_part(gradients[0]) else square)
+    if is_part(gradients[0]):
+        square = ranks.all_reduce_(square)
+    return float(square)

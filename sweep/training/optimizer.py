@@ -26,15 +26,25 @@ class MuonAndAdamW(Optimizer):
         outer: Collection[Tensor],  # weights of embeddings and of the output
         **muon: Any,
     ) -> None:
-        hidden = [p for group in groups for p in group["params"] if p.ndim == 2 and p not in outer]
+        hidden: list[Tensor] = []
+        others: list[dict[str, Any]] = []
+        for group in groups:
+            others_of_group: list[Tensor] = []
+            for parameter in group["params"]:
+                if parameter.ndim == 2 and parameter not in outer:
+                    hidden.append(parameter)
+                else:
+                    others_of_group.append(parameter)
+            others.append({**group, "params": others_of_group})
         if not hidden:
             raise ValueError("the model has no matrices between embeddings and output")
-        chosen, decay = {*hidden}, groups[0]["weight_decay"]
-        others = [g | {"params": [p for p in g["params"] if p not in chosen]} for g in groups]
+
         # So scaled, Muon's updates are as large as AdamW's, and one rate suits both.
-        scaled = Muon(hidden, lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw", **muon)
-        self.parts: list[Optimizer] = [scaled, AdamW(others, lr, **adamw)]
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        decay = groups[0]["weight_decay"]
+        of_hidden = Muon(hidden, lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw", **muon)
+        of_others = AdamW(others, lr, **adamw)
+        self.parts: list[Optimizer] = [of_hidden, of_others]
+        super().__init__([*of_hidden.param_groups, *of_others.param_groups], {})
         for part in self.parts:
             part.state = self.state
 
@@ -70,7 +80,7 @@ def build_optimizer(
     with user_code(f"optimizer {name!r} must be built from parameter groups, lr and {options}"):
         if "weight_decay" in options:
             raise ValueError("weight_decay is set by the groups: use optimizer.weight_decay")
-        build: Any = OPTIMIZERS.get(name) or load_object(name)
+        build: Any = OPTIMIZERS[name] if name in OPTIMIZERS else load_object(name)
         arguments = _arguments(settings, model, weights)
         if is_sharded:
             from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -78,7 +78,9 @@ class FreshProcess:
         environment: Mapping[str, str] | None = None,
         ends_itself: bool = False,  # if the caller dies, `should_stop` answers; otherwise killed
     ) -> None:
-        settings = {**worker_environment(), **os.environ, **(environment or {})}
+        settings = {**worker_environment(), **os.environ}
+        if environment is not None:
+            settings |= environment
         self._killed_before = oom_kills()
         self._pipe, theirs = multiprocessing.Pipe()
         try:
@@ -102,16 +104,20 @@ class FreshProcess:
     def result(self, timeout: float | None = None) -> Any:
         """Return the result; raise WorkerDied without one, or after `timeout` seconds."""
         end = math.inf if timeout is None else time.monotonic() + timeout
-        while (is_late := not self._pipe.poll(POLL_SECONDS)) and time.monotonic() < end:
-            pass  # Python runs handlers of signals between calls; Ray's interrupt none
+        # Python runs handlers of signals between calls; Ray's interrupt none.
+        is_late = not self._pipe.poll(POLL_SECONDS)
+        while is_late and time.monotonic() < end:
+            is_late = not self._pipe.poll(POLL_SECONDS)
         if is_late:
             self.kill()
+
         answers: dict[str, Any] = {}
         with self._pipe, contextlib.suppress(EOFError, OSError):
             while "exit code" not in answers:
                 answers.update(self._pipe.recv())
         if "result" in answers and not is_late:
             return answers["result"]
+
         message = f"not done after {timeout:g} s" if is_late else answers.get("error", "")
         oom_killed = oom_kills() > self._killed_before
         raise errors.WorkerDied(answers.get("exit code", 1), message, is_late, oom_killed)
@@ -123,7 +129,8 @@ def _pass_to_server(pipe: Connection) -> None:
         if _server is None or _server[0].poll() is not None:
             control, theirs = socket.socketpair()
             path = str(Path(__file__).parents[2])
-            if user_path := os.environ.get("PYTHONPATH"):
+            user_path = os.environ.get("PYTHONPATH")
+            if user_path:
                 path += os.pathsep + user_path
             with theirs:
                 process = subprocess.Popen(
@@ -245,8 +252,11 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], should_stop:
 
 def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
     """Return how many processes of this cgroup the kernel killed for memory; 0 if unknown."""
-    counts = (_pairs(group / names[2]).get("oom_kill") for group, names in _groups(root, own))
-    return next((count for count in counts if count is not None), 0)
+    for group, (_, _, kills, _) in _groups(root, own):
+        count = _pairs(group / kills).get("oom_kill")
+        if count is not None:
+            return count
+    return 0
 
 
 def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
@@ -261,11 +271,18 @@ def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
 
 def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """Yield this process's group and all that contain it, innermost first, with file names."""
-    for line in own.read_text().splitlines() if own.exists() else ():
+    lines = own.read_text().splitlines() if own.exists() else []
+    for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if not controllers:
+            top = root
+            names = V2
+        elif "memory" in controllers.split(","):
+            top = root / "memory"
+            names = V1
+        else:
             continue
-        top, names = (root / "memory", V1) if controllers else (root, V2)
+
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(top):
@@ -273,8 +290,12 @@ def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
 
 
 def _pairs(path: Path) -> dict[str, int]:
+    pairs = {}
     try:
-        lines = (line.split() for line in path.read_text().splitlines())
-        return {words[0]: int(words[1]) for words in lines if len(words) == 2}
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if len(words) == 2:
+                pairs[words[0]] = int(words[1])
     except (OSError, ValueError):
         return {}
+    return pairs

@@ -26,13 +26,16 @@ class TrainingStep:
         self, config: TrialConfig, device: torch.device, model: nn.Module | None = None
     ) -> None:
         """Build it on a device; a given `model` must be there, in the precision's dtype."""
-        science, execution = config.science, config.execution
+        science = config.science
+        execution = config.execution
         self.device = device
+
         kind = Parallel
         if ranks.is_distributed():
             assert ranks.count() == execution.devices, "a trial has a process for each device"
             kind = FullyShard if execution.zero >= 2 else DataParallel
         self.parallel = kind(config)
+
         self.workload: Workload = build_workload(config, device)
         self.model = self.workload.build_model() if model is None else model
         self.parameter_count = sum(p.numel() for p in self.model.parameters())  # before sharding
@@ -41,16 +44,19 @@ class TrainingStep:
                 parameter.data = parameter.data.to(weight_dtype(science.precision))
             self.parallel.prepare_model(self.model, device)
         self.parallel.model = self.model
+
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.parallel.parameters = self.parameters
         self.parallel.build_optimizer(science.optimizer, science.learning_rate)
         self.optimizer = self.parallel.optimizer
+        self.clip = science.optimizer.clip or math.inf
         width = science.schedule.average
         self.average = WeightAverage(self.parameters, width) if width else None
-        self.clip = science.optimizer.clip or math.inf
+
         self.microbatch_size = config.microbatch_size
         loss_sum = self.workload.loss_sum
         self._loss_sum = self.parallel.compiled(loss_sum) if execution.compile else loss_sum
+
         self.model.train()
         self.samples = science.workload.samples
         assert ranks.count() == 1 or not self.samples, "a workload that samples runs on one device"
@@ -72,10 +78,12 @@ class TrainingStep:
             norm = self.parallel.update(learning_rate, self.clip)
             if self.average is not None:
                 self.average.update()
+
         if self.samples:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.workload.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
+
         values = torch.stack([loss, norm, (norm > self.clip).float()])
         values = values.to(torch.float32 if values.is_mps else torch.float64)
         for name, value in zip(("loss", "grad_norm", "clipped"), values, strict=True):
@@ -91,6 +99,7 @@ class TrainingStep:
         tokens = self.workload.loss_tokens(batch)  # summed over devices below
         if ranks.is_distributed():
             tokens = ranks.all_reduce_(torch.as_tensor(tokens).clone())
+
         losses: list[Tensor] = []
         starts = range(0, len(batch[0]), self.microbatch_size)
         for first in starts:
@@ -99,6 +108,7 @@ class TrainingStep:
                 loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             losses.append(loss.detach())
+
         return ranks.all_reduce_(sum(losses[1:], losses[0]))
 
     def warm_up(self) -> None:

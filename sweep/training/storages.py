@@ -24,19 +24,24 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, limit_bytes: int | None = None, vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.limit_bytes, self.vocabulary = limit_bytes, vocabulary
+        self.limit_bytes = limit_bytes
+        self.vocabulary = vocabulary
         self.live = dict.fromkeys(CATEGORIES, 0)
-        self.live_bytes = self.peak_bytes = 0
-        self.peak = dict(self.live)
+        self.live_bytes = 0
+        self._record_peak()
         self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
     def forget_peak(self) -> int:
         peak = self.peak_bytes
-        self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
+        self._record_peak()
         return peak
 
+    def _record_peak(self) -> None:
+        self.peak_bytes = self.live_bytes
+        self.peak = dict(self.live)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = func(*args) if kwargs is None else func(*args, **kwargs)
         for value in result if isinstance(result, list | tuple) else (result,):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Tensor):
@@ -50,6 +55,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reference, category, counted = self._storages.get(key, (None, "", 0))
         if size == counted:
             return
+
         if reference is None:
             reference = weakref.ref(storage, lambda _: self._free(key))
             category = "activations" if torch.is_grad_enabled() else "workspace"
@@ -58,11 +64,13 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 category = "logits"
         self._set(key, reference, category, size)
         if self.live_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
+            self._record_peak()
         if self.limit_bytes is None or self.live_bytes <= self.limit_bytes:
             return
+
         for key, (reference, category, _) in list(self._storages.items()):
-            if (other := reference()) is not None:  # `fully_shard` resizes storages in place
+            other = reference()
+            if other is not None:  # `fully_shard` resizes storages in place
                 self._set(key, reference, category, _rounded_bytes(other))
         if self.live_bytes > self.limit_bytes:
             needed = size - counted

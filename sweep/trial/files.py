@@ -95,7 +95,8 @@ def read_json(path: Path) -> dict[str, Any]:
         reason = reason_of(error)
         raise CorruptFile(f"{path} must be JSON, but {reason}. {remedy}") from error
     try:
-        sha256, version = data.pop("sha256"), data["format_version"]
+        sha256 = data.pop("sha256")
+        version = data["format_version"]
         if sha256 != sha256_of(data):
             raise ValueError
     except (ValueError, KeyError) as error:
@@ -133,7 +134,8 @@ def replacing(path: Path, fence: Callable[[], None] | None = None) -> Iterator[P
             fence()
         part.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # errors of writing have none
+        if not error.filename:  # as errors of writing
+            error.filename = str(path)
         raise
     finally:
         part.unlink(missing_ok=True)
@@ -156,9 +158,11 @@ def storage_problem(error: BaseException | None, path: Path) -> str | None:
     """
     for cause in causes_of(error):
         number: int = getattr(cause, "errno", None) or 0
-        if match := re.search(r"\(os error (\d+)\)", text_of(cause)):  # from safetensors
+        match = re.search(r"\(os error (\d+)\)", text_of(cause))  # from safetensors
+        if match:
             number = int(match[1])
-        if remedy := STORAGE_REMEDIES.get(number):
+        remedy = STORAGE_REMEDIES.get(number)
+        if remedy:
             name = getattr(cause, "filename", None) or path
             return f"{name} cannot be written: {os.strerror(number)}. {remedy}."
     return None
@@ -171,19 +175,23 @@ def refuse_links(folder: Path) -> None:
     """
     if not str(folder).isprintable():
         raise SweepError(f"the name of a folder must be plain text, got {printable(folder)!r}.")
-    root, pending = folder.resolve(), [str(folder)]
+
+    root = folder.resolve()
+    pending = [str(folder)]
     while pending:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in list(os.scandir(pending.pop())):
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
-                elif not entry.is_file(follow_symlinks=False) and not (
-                    entry.is_symlink() and Path(os.path.realpath(entry.path)).is_relative_to(root)
-                ):
+                elif entry.is_file(follow_symlinks=False) or _is_link_within(entry, root):
+                    refuse_super_journal(Path(entry.path))
+                else:
                     expected = f"a plain file, or a link that stays within {folder}"
                     raise SweepError(f"{entry.path} must be {expected}. Remove it.")
-                else:
-                    refuse_super_journal(Path(entry.path))
+
+
+def _is_link_within(entry: os.DirEntry[str], root: Path) -> bool:
+    return entry.is_symlink() and Path(os.path.realpath(entry.path)).is_relative_to(root)
 
 
 def refuse_super_journal(path: Path) -> None:
@@ -204,8 +212,11 @@ def remove(path: Path) -> None:
 
 def with_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     """Replace numbers that are not finite, which JSON lacks, by None."""
-    numbers = {key: value for key, value in fields.items() if isinstance(value, float)}
-    return fields | {key: None for key, value in numbers.items() if not math.isfinite(value)}
+    finite = {}
+    for key, value in fields.items():
+        is_missing = isinstance(value, float) and not math.isfinite(value)
+        finite[key] = None if is_missing else value
+    return finite
 
 
 class MetricsLog:
@@ -218,7 +229,8 @@ class MetricsLog:
         start = _read_start(path, length)
         with replacing(path, fence) as part:
             part.write_bytes(start)  # a new file: older attempts cannot write to it
-        self.path, self.length = path, length
+        self.path = path
+        self.length = length
         self._digest = hashlib.sha256(start)
         self.sha256 = self._digest.hexdigest()  # hash of all bytes so far
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -232,8 +244,10 @@ class MetricsLog:
         """
         for name in line.keys() - POSITION:
             self._names.add(name)
-        data = (json.dumps(with_nulls(line), allow_nan=False) + "\n").encode()
+        text = json.dumps(with_nulls(line), allow_nan=False)
+        data = f"{text}\n".encode()
         check_curve_bytes(self.length + len(data))
+
         if os.write(self._fd, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._digest.update(data)
@@ -276,11 +290,16 @@ def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
 
 
 def _is_point(line: dict[str, Any]) -> bool:
-    numbers = [value for value in line.values() if value is not None]
-    is_finite = all(isinstance(n, int | float) and abs(n) < math.inf for n in numbers)
-    has_position = all(isinstance(line.get(name), kind) for name, kind in POSITION.items())
-    metrics = line.keys() - POSITION
-    return is_finite and has_position and all("/" in m and m.isprintable() for m in metrics)
+    for name, kind in POSITION.items():
+        if not isinstance(line.get(name), kind):
+            return False
+    for name, value in line.items():
+        if name not in POSITION and not ("/" in name and name.isprintable()):
+            return False
+        is_number = isinstance(value, int | float) and abs(value) < math.inf
+        if value is not None and not is_number:
+            return False
+    return True
 
 
 def is_start_intact(path: Path, length: int, sha256: str | None) -> bool:

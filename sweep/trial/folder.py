@@ -45,7 +45,8 @@ def trial_id(science: Science) -> str:
 
 class TrialFolder:
     def __init__(self, path: Path) -> None:
-        self.path, self.id = path, path.name
+        self.path = path
+        self.id = path.name
         self.config_path = path / "config.json"
         self.state_path = path / "state.json"
         self.lease_path = path / "lease.json"
@@ -61,7 +62,8 @@ class TrialFolder:
         self.resume_path = path / "resume"  # a command's own checkpoint: file or folder
 
     def read_config(self) -> TrialConfig:
-        if (data := self.read_sealed(self.config_path)) is None:
+        data = self.read_sealed(self.config_path)
+        if data is None:
             raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         config = parse_settings(TrialConfig, data, str(self.config_path))
@@ -89,14 +91,17 @@ class TrialFolder:
         Only its result makes a trial COMPLETE or diverged. A damaged file counts as missing.
         """
         try:
-            status = TrialStatus(**(self.read_sealed(self.state_path) or {}))
+            stored = self.read_sealed(self.state_path)
+            status = TrialStatus() if stored is None else TrialStatus(**stored)
         except (SweepError, OSError, ValueError) as damage:
             fencing = int(read_owner(self.lease_path).get("fencing", 0))
             message = " ".join(str(damage).split())
             status = TrialStatus(message=message, fencing=fencing, attempts=fencing)
+
         needs_result = status.state is State.COMPLETE or status.cause is Cause.DIVERGED
         if not (needs_result or status.state in (State.WAITING, State.RUNNING)):
             return status
+
         result = self.find_result()
         if result is not None:
             message = status.message if needs_result else ""
@@ -162,12 +167,17 @@ class TrialFolder:
     def verify_checkpoint(self, checkpoint: CheckpointName) -> None:
         """Raise CorruptFile or OSError unless a checkpoint and its metrics are as written."""
         path = checkpoint.path
-        seal = self.read_sealed(path / SEAL) or {}
-        if [seal.get(key) for key in ("step", "metrics_length")] != [*checkpoint[:2]]:
+        seal = self.read_sealed(path / SEAL)
+        if seal is None:
+            seal = {}
+        step = seal.get("step")
+        if (step, seal.get("metrics_length")) != (checkpoint.step, checkpoint.metrics_length):
             raise CorruptFile(f"{path / SEAL} is missing, or another checkpoint's.")
+
         hashes = {file.name: sha256_of_file(file) for file in path.iterdir() if file.name != SEAL}
         if hashes != seal.get("files"):
             raise CorruptFile(f"{path} does not match the sha256 of each file in {SEAL}.")
+
         length = checkpoint.metrics_length
         if not is_start_intact(self.metrics_path, length, seal.get("metrics_sha256")):
             raise CorruptFile(f"{self.metrics_path} does not match the sha256 in {path / SEAL}.")
@@ -184,7 +194,8 @@ class TrialFolder:
         return kept[1].metrics_length if len(kept) > 1 else 0
 
     def fence(self, number: int) -> None:
-        if (newest := self.read_status().fencing) != number:
+        newest = self.read_status().fencing
+        if newest != number:
             raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
 
     def ask_to_stop(self, number: int) -> None:
@@ -192,8 +203,10 @@ class TrialFolder:
         write_json(self.stop_path, {"id": self.id, "fencing": number})
 
     def is_asked_to_stop(self, number: int) -> bool:
-        request = self.read_sealed(self.stop_path) if self.stop_path.name in self.listed() else None
-        asked = request.get("fencing") if request else None
+        if self.stop_path.name not in self.listed():
+            return False
+        request = self.read_sealed(self.stop_path)
+        asked = None if request is None else request.get("fencing")
         return isinstance(asked, int) and asked >= number
 
     def listed(self) -> list[str]:
@@ -216,7 +229,8 @@ class TrialFolder:
 
 class SweepFolder:
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.absolute().name
+        self.path = path
+        self.name = path.absolute().name
         self.plan_path = path / "plan.json"
         self.tracking_path = path / "tracking.json"
         self.check_path = path / "check.json"
@@ -226,8 +240,10 @@ class SweepFolder:
 
     def half_written(self) -> list[Path]:
         """Return the partial files that dead commands left."""
-        patterns = (".*.part", "figures/.*.part", "trials/*/.state.json.*.part")
-        return [part for pattern in patterns for part in self.path.glob(pattern)]
+        parts: list[Path] = []
+        for pattern in (".*.part", "figures/.*.part", "trials/*/.state.json.*.part"):
+            parts += self.path.glob(pattern)
+        return parts
 
     def located(self, settings: Table) -> Table:
         """Return a plan or a config with absolute paths, which may be relative to this folder."""
@@ -255,9 +271,10 @@ class SweepFolder:
         return (self.path / "trials.csv").exists() and not self.trials_path.exists()
 
     def require_plan(self) -> dict[str, Any]:
-        if plan := self.read_plan():
-            return plan
-        raise SweepError(f"{self.path} has no plan.json. Give the folder of a `sweep run`.")
+        plan = self.read_plan()
+        if not plan:
+            raise SweepError(f"{self.path} has no plan.json. Give the folder of a `sweep run`.")
+        return plan
 
     def trials(self) -> list[TrialFolder]:
         return [self.trial(row["id"]) for row in self.require_plan()["trials"] if row["id"]]

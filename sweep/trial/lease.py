@@ -51,8 +51,13 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             time.sleep(0.02)
         else:
             raise _in_use(path)
-        name, host = path.absolute().parent.name, socket.gethostname()
-        self._owner = {"pid": os.getpid(), "host": host, "fencing": fencing, "folder": name}
+
+        self._owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "fencing": fencing,
+            "folder": path.absolute().parent.name,
+        }
         self._ended = threading.Event()
         self._write(counter=0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -109,21 +114,24 @@ class LeaseWatch:
     """Judges whether an owner lives: on this machine by its lock, elsewhere by its counter."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._changed = path, time.monotonic()
+        self._path = path
         self._seen: dict[str, Any] = {}
+        self._changed = time.monotonic()
 
     def is_alive(self) -> bool:
         owner = read_owner(self._path) or self._seen  # unreadable now: as last read
         if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
         if owner != self._seen:
-            self._seen, self._changed = owner, time.monotonic()
+            self._seen = owner
+            self._changed = time.monotonic()
         return not owner.get("ended") and time.monotonic() - self._changed < DEAD_SECONDS
 
 
 def refuse_live_owner_elsewhere(path: Path) -> None:
     """Raise FolderInUse if an owner on another machine increments its counter within 20 s."""
-    watch, before = LeaseWatch(path), read_owner(path)
+    watch = LeaseWatch(path)
+    before = read_owner(path)
     while watch.is_alive() and before.get("host") != socket.gethostname():
         if read_owner(path).get("counter", 0) > before.get("counter", 0):
             raise _in_use(path)

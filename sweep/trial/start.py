@@ -7,9 +7,7 @@ from sweep.config.hub import PREFIX
 from sweep.config.models import ModelSettings
 from sweep.errors import CorruptFile, SweepError
 from sweep.resources import sha256_of_file
-from sweep.trial.files import (
-    sha256_of,
-)
+from sweep.trial.files import sha256_of
 from sweep.trial.folder import TrialFolder
 
 
@@ -29,16 +27,19 @@ def identify_start(path: str) -> dict[str, Any]:
         raise SweepError(f"init must be the folder of {expected}, got {path!r}.")
     if folder.weights_path not in files:
         return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
+
     science = folder.read_config().science
     weights = sha256_of_file(folder.weights_path)
     result = folder.read_result()
     if result is None or result.weights_sha256 != weights:
         raise CorruptFile(f"{folder.weights_path} does not match the sha256 in result.json.")
+
+    tokenizer = science.tokenizer
     start = {
         "weights": weights,
         "model": weights_of(science.model),
-        "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
+        "tokenizer": None if tokenizer is None else tokenizer.model_dump(mode="json"),
     }
-    if not (science.tokenizer and science.tokenizer.sha256):
+    if tokenizer is None or not tokenizer.sha256:
         start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
     return start

@@ -17,7 +17,8 @@ class Watchdog(contextlib.AbstractContextManager["Watchdog"]):
     """
 
     def __init__(self, minutes: float) -> None:
-        self._seconds, self._longest = 60 * minutes, 0.0
+        self._seconds = 60 * minutes
+        self._longest = 0.0
         self._last = time.monotonic()
         self._arm()
         _watchdogs[:] = [self]
@@ -29,7 +30,8 @@ class Watchdog(contextlib.AbstractContextManager["Watchdog"]):
 
     def progress(self) -> None:
         now = time.monotonic()
-        self._longest, self._last = max(self._longest, now - self._last), now
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
         if now - self._armed > self._seconds / 100:
             self._arm()
 
@@ -46,5 +48,7 @@ def progress() -> None:
 
 def has_stalled(exit_code: int, log: Path) -> bool:
     """Return True if the watchdog ended the newest attempt, with this exit code and log."""
-    end = log.read_bytes()[-LOG_END_BYTES:] if exit_code == 1 and log.exists() else b""
+    if exit_code != 1 or not log.exists():
+        return False
+    end = log.read_bytes()[-LOG_END_BYTES:]
     return b"Timeout (" in end.rpartition(b"\nattempt ")[2]

@@ -32,10 +32,14 @@ def check_command(command: str) -> str:
         program = next(iter(named_words(command)), None)
     except ValueError as error:
         raise SweepError(f"a shell must be able to split {command!r} ({error}).") from None
+
     used = placeholders_of(command)
-    if unknown := sorted(used - {*PLACEHOLDERS}):
+    unknown = sorted(used - {*PLACEHOLDERS})
+    if unknown:
         problem = f"command must only use {', '.join(PLACEHOLDERS)}, got {{{cut(unknown[0])}}}."
-        raise SweepError(f"{problem} {did_you_mean(unknown[0], PLACEHOLDERS) or 'Correct it.'}")
+        hint = did_you_mean(unknown[0], PLACEHOLDERS) or "Correct it."
+        raise SweepError(f"{problem} {hint}")
+
     if {"microbatch_size", "accumulation"} <= used:
         used.add("batch_size")  # their product, for each device
     for names in NEEDED:
@@ -55,8 +59,11 @@ def title_of_command(command: str) -> str:
     if missing:
         problem = f"the program and scripts of a command must exist, got {missing[0]!r}"
         raise SweepError(f"{problem}. Correct it, or run from its folder. `env A=B …` sets A.")
-    path = next(iter(files_of_command(command)), Path(program))
-    return re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_") or "command"
+
+    files = files_of_command(command)
+    path = files[0] if files else Path(program)
+    title = re.sub(r"\W", "-", path.stem, flags=re.ASCII).strip("-_")
+    return title if title else "command"
 
 
 def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
@@ -67,9 +74,12 @@ def fill_placeholders(command: str, values: Mapping[str, object]) -> list[str]:
 def files_of_command(command: str, with_modules: bool = True) -> list[Path]:
     """Return the files that a command names, also by `--option=FILE`, except interpreters."""
     words = named_words(command)
-    names = [name for word in words for name in dict.fromkeys([word, word.split("=")[-1]])]
-    paths = [Path(name) for name in names if os.path.isfile(name)]
-    files = [path for path in paths if not PYTHON.fullmatch(path.name)]
+    files = []
+    for word in words:
+        for name in dict.fromkeys([word, word.split("=")[-1]]):
+            path = Path(name)
+            if os.path.isfile(name) and not PYTHON.fullmatch(path.name):
+                files.append(path)
     if with_modules:
         roots = module_roots([], words)
         for module in modules_of_command(words):
@@ -117,8 +127,11 @@ def module_roots(own: Iterable[Path], words: Iterable[str] = ()) -> list[Path]:
     joined = os.pathsep.join([*set_paths, os.environ.get("PYTHONPATH", "")])
     others = {Path(path).absolute() for path in joined.split(os.pathsep) if path}
     others.add(Path.cwd())
-    folders = [*sorted({*own}, reverse=True), *sorted(others, reverse=True)]
-    return [path for folder in folders for path in (folder / "src", folder)]
+
+    roots = []
+    for folder in [*sorted({*own}, reverse=True), *sorted(others, reverse=True)]:
+        roots += [folder / "src", folder]
+    return roots
 
 
 def files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
@@ -126,4 +139,8 @@ def files_of_module(module: str, roots: Iterable[Path]) -> list[Path]:
     *packages, base = itertools.accumulate(module.split("."), "{}/{}".format)
     names = [f"{base}/__init__.py", f"{base}.py", f"{base}/__main__.py"]
     names += [f"{package}/__init__.py" for package in packages]
-    return [path for root in roots for name in names if (path := root / name).is_file()]
+    files = []
+    for root in roots:
+        paths = [root / name for name in names]
+        files += [path for path in paths if path.is_file()]
+    return files

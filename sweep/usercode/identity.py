@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,8 @@ def describe_objects(names: Iterable[str]) -> str:
         else:
             paths = files_of_module(name.partition(":")[0], roots)[:1]
         files = [f"{path}, sha256 {sha256_of_file(path)[:12]}" for path in paths]
-        descriptions.append(f"{name} ({'; '.join(files) or 'no file'})")
+        text = "; ".join(files) if files else "no file"
+        descriptions.append(f"{name} ({text})")
     return ", ".join(descriptions)
 
 
@@ -74,9 +76,13 @@ def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tup
     """
     sources = _find_sources(names)
     code: dict[str, Any] = {"files": _hash_files(names, sources)}
-    code["packages"] = _package_versions(sources)
+    code["packages"] = _package_versions(sources)  # of the modules that hashing has found
+
     objects = {name: load_object(name) for name in names if not is_command(name)}
-    identities = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
+    identities = {}
+    for name, obj in objects.items():
+        if hasattr(obj, "identity"):
+            identities[name] = obj.identity()
     if identities:
         code["identity"] = identities
 
@@ -120,15 +126,20 @@ def _find_sources(names: Sequence[str]) -> Sources:
             sources.python = _python_of(words)
         else:
             load_object(name)
-            modules = [name.partition(":")[0]]
-            path = Path(getattr(sys.modules[modules[0]], "__file__", None) or __file__)
+            module = name.partition(":")[0]
+            modules = [module]
+            path = Path(getattr(sys.modules[module], "__file__", None) or __file__)
             sources.files.append(path)
-            depth = modules[0].count(".") + (1 if path.name == "__init__.py" else 0)
+            depth = module.count(".")
+            if path.name == "__init__.py":
+                depth += 1
             own.append(path.parents[depth])
         sources.imported.update(module.partition(".")[0] for module in modules)
+
     for name in sys.modules.keys() - loaded_before:
-        if path_of_module := getattr(sys.modules[name], "__file__", None):
-            sources.files.append(Path(path_of_module))
+        module_file = getattr(sys.modules[name], "__file__", None)
+        if module_file:
+            sources.files.append(Path(module_file))
     sources.roots = module_roots(own, words)
     return sources
 
@@ -138,8 +149,11 @@ def _python_of(words: Sequence[str]) -> str:
     programs = [word for word in words if PYTHON.fullmatch(Path(word).name)]
     first = shutil.which(words[0]) or sys.executable
     programs += [str(Path(first).with_name("python")), "python"]
-    paths = (shutil.which(program) for program in programs)
-    return next((path for path in paths if path), sys.executable)
+    for program in programs:
+        path = shutil.which(program)
+        if path:
+            return path
+    return sys.executable
 
 
 def _hash_files(names: Sequence[str], sources: Sources) -> dict[str, str]:
@@ -156,6 +170,7 @@ def _hash_files(names: Sequence[str], sources: Sources) -> dict[str, str]:
             if root is None or path in found or _is_library(path):
                 continue
             found[path] = path.relative_to(root).as_posix()
+
             for folder in {*sources.roots}:
                 for target in _imports(path, folder):
                     parts = [part for part in (target, *target.parents) if folder in part.parents]
@@ -163,19 +178,23 @@ def _hash_files(names: Sequence[str], sources: Sources) -> dict[str, str]:
                     for part in parts:
                         files = (part / "__init__.py", part.with_suffix(".py"))
                         pending += filter(Path.is_file, files)
-    relative = [*found.values()]
-    return {
-        name if relative.count(name) == 1 else str(path): sha256_of_file(path)
-        for path, name in found.items()
-    }
+
+    counts = Counter(found.values())
+    hashes = {}
+    for path, name in found.items():
+        key = name if counts[name] == 1 else str(path)
+        hashes[key] = sha256_of_file(path)
+    return hashes
 
 
 def _is_library(path: Path) -> bool:
     """Return True for a file of Python, of an installed package, or of this one."""
     if EXPERIMENTS in path.parents:
         return False
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return is_installed or not {PACKAGE, Path(os.__file__).parent}.isdisjoint(path.parents)
+    if "site-packages" in path.parts or "dist-packages" in path.parts:
+        return True
+    standard_library = Path(os.__file__).parent
+    return PACKAGE in path.parents or standard_library in path.parents
 
 
 def _imports(path: Path, root: Path) -> Iterator[Path]:
@@ -184,10 +203,14 @@ def _imports(path: Path, root: Path) -> Iterator[Path]:
         is_python = path.suffix == ".py" or re.match(rb"#!.*python", file.read(200))
     if not is_python:
         return
+
     for node in ast.walk(ast.parse(path.read_bytes(), path)):
         if isinstance(node, ast.Import):
-            yield from (root / alias.name.replace(".", "/") for alias in node.names)
+            for alias in node.names:
+                yield root / alias.name.replace(".", "/")
         elif isinstance(node, ast.ImportFrom):
             folder = path.parents[node.level - 1] if node.level else root
-            module = folder / (node.module or "").replace(".", "/")
-            yield from (module / alias.name for alias in node.names)
+            if node.module is not None:
+                folder /= node.module.replace(".", "/")
+            for alias in node.names:
+                yield folder / alias.name

@@ -51,7 +51,10 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
     document = sweep_status(folder)
     if verify:
         document["damage"] = find_damage(folder)
-    (print_document if json else print_status)(document)
+    if json:
+        print_document(document)
+    else:
+        print_status(document)
 
 
 @click.command()

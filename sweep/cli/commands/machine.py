@@ -2,17 +2,12 @@
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from sweep.cli.commands.arguments import (
-    json_option,
-)
+from sweep.cli.commands.arguments import json_option
 from sweep.cli.options import SettingsCommand, echo, print_document, say
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger(__name__)
 
@@ -33,10 +28,12 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
     from sweep.data.tokens import prepare_data
 
     experiment = load_experiment(overrides={"data": source, **settings})
-    tokenizer, column = tokenizer_of(experiment), experiment.text_column
+    tokenizer = tokenizer_of(experiment)
+    column = experiment.text_column
     assert tokenizer, "the experiment has data"
     if action == "prepare":
         prepare_data(identify_data(source, column), source, tokenizer, partial(echo, err=True))
+
     document = describe_data(source, tokenizer, column)
     for line in data_lines(summarize_data(document["identity"], source, tokenizer)):
         say(line, to_stderr=True)
@@ -50,4 +47,8 @@ def doctor(json: bool) -> None:
     LOG.info("Examining this machine")
     from sweep.cli.doctor import examine_machine, print_machine
 
-    (print_document if json else print_machine)(examine_machine())
+    document = examine_machine()
+    if json:
+        print_document(document)
+    else:
+        print_machine(document)

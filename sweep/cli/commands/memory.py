@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.commands.arguments import (
-    common_options,
-    number_option,
-)
+from sweep.cli.commands.arguments import common_options, number_option
 from sweep.cli.options import SettingsCommand, echo, print_document
 from sweep.config.numbers import format_bytes
 

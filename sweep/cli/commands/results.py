@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.commands.arguments import (
-    json_option,
-    out_folder,
-    sweep_folder,
-)
+from sweep.cli.commands.arguments import json_option, out_folder, sweep_folder
 from sweep.cli.options import SettingsCommand, echo, print_document
 from sweep.errors import SweepError
 from sweep.trial.lease import Lease, is_locked
@@ -53,7 +49,9 @@ def report(
         return
     if from_mlflow or experiment or run:
         raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
-    folder = folder or sweep_folder()
+
+    if folder is None:
+        folder = sweep_folder()
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     elif out is None:
@@ -61,6 +59,7 @@ def report(
     echo(str(write_report(folder.path, out)))
     if out:
         return
+
     if not os.access(folder.path, os.W_OK):
         message = "The folder is read-only, so its MLflow store stays as it is."
     elif is_locked(folder.lock_path):
@@ -109,11 +108,11 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     from sweep.analysis.table_answer import answer_of
     from sweep.cli.show import print_next
 
-    made = answer_of(table, metric, direction, tolerance)
-    for note in made.notes:
+    result = answer_of(table, metric, direction, tolerance)
+    for note in result.notes:
         echo(note, err=True)
     if json:
-        print_document(made.answer.as_json() if made.answer else None)
+        print_document(None if result.answer is None else result.answer.as_json())
     else:
-        echo("\n".join(made.sentences))
-        print_next(made.answer)
+        echo("\n".join(result.sentences))
+        print_next(result.answer)

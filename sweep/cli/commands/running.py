@@ -65,7 +65,8 @@ def run(
     from sweep.trial.status import Cause
 
     request = read_request(experiment, settings, out)
-    folder, services = request.folder, request.services
+    folder = request.folder
+    services = request.services
     planned = make_plan(request)
     if only:
         ids = planned.requested
@@ -73,11 +74,13 @@ def run(
         plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
         planned = replace(planned, plan=plan, requested=tuple(dict.fromkeys(chosen)))
     check_request(planned.plan, folder, services)
+
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     if dry_run:
         planned = replace(planned, plan=estimate(planned.plan, folder))
         print_plan(planned, folder, retried_causes, json, is_verbose=verbose)
         return 0
+
     summary = finished_summary(planned, folder, services, retried_causes)
     if summary is None:
         if not quiet:  # preparing the data may take long
@@ -88,25 +91,28 @@ def run(
             print_plan(planned, folder, retried_causes, to_stderr=True, is_verbose=verbose)
         if not yes:
             to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
-            _confirm(to_run, "at least " * planned.adds_seeds)
+            _confirm(to_run, "at least " if planned.adds_seeds else "")
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, folder, services, quiet, retried_causes)
+
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     with contextlib.suppress(BrokenPipeError, SystemExit):  # Ctrl-C of `… | tee log`
         print_results(document, folder, json)
         if summary.untracked:
             echo(summary.untracked, err=True)
-        if summary.problem or summary.is_interrupted:
-            end = f"Error: {summary.problem}" if summary.problem else "Interrupted."
-            echo(f"{end} The same command resumes.", err=True)
+        if summary.problem:
+            echo(f"Error: {summary.problem} The same command resumes.", err=True)
+        elif summary.is_interrupted:
+            echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
 
 
 def _confirm(to_run: "Sequence[PlannedTrial]", least: str) -> None:
-    times = [row.forecast_seconds for row in to_run]
-    seconds, question = sum(time or 0.0 for time in times), "The time that this takes is not known."
-    if None not in times:
+    times = [row.forecast_seconds for row in to_run if row.forecast_seconds is not None]
+    question = "The time that this takes is not known."
+    if len(times) == len(to_run):
+        seconds = sum(times)
         if seconds <= CONFIRM_SECONDS:
             return
         question = f"This takes an estimated {least}{format_seconds(seconds)}."
@@ -138,16 +144,19 @@ def plan(
     from sweep.orchestration.runner import holding, rows_to_run
 
     request = read_request(experiment, settings, out)
-    folder, cost = request.folder, None
+    folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
-    if price is not None and not size:
+    if price is not None and size is None:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
-    planned = make_plan(request, is_elsewhere=bool(size))
+    planned = make_plan(request, is_elsewhere=size is not None)
     planned = replace(planned, plan=estimate(planned.plan, folder))
-    if size:
+
+    cost = None
+    if size is not None:
+        nodes, gpus = size
         rows = rows_to_run(planned.command_rows(), folder)
         to_run = planned.plan.model_copy(update={"trials": rows})
-        cost = cost_on_cluster(to_run, *size, price)
+        cost = cost_on_cluster(to_run, nodes, gpus, price)
     print_plan(planned, folder, as_json=json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
@@ -167,8 +176,9 @@ def check(experiment: str | None, out: Path | None, json: bool, **settings: Any)
     from sweep.orchestration.check import check_command
     from sweep.orchestration.request import read_request
 
-    steps, show = settings.pop("steps"), partial(echo, err=True)
-    document = check_command(read_request(experiment, settings, out), show, steps)
+    steps = settings.pop("steps")
+    request = read_request(experiment, settings, out)
+    document = check_command(request, partial(echo, err=True), steps)
     if json:
         print_document(document)
         return

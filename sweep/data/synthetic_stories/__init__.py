@@ -63,7 +63,8 @@ def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> di
 
 def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str]:
     """Generate the documents of a split, each from (seed, split, its index) alone."""
-    if (version := identity["grammar_version"]) != GRAMMAR_VERSION:
+    version = identity["grammar_version"]
+    if version != GRAMMAR_VERSION:
         raise SweepError(f"stories must have grammar version {GRAMMAR_VERSION}, got {version!r}.")
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
