@@ -31,6 +31,7 @@ def load_experiment(
     """
     overrides = {} if overrides is None else overrides
     flags = {key: value for key, value in overrides.items() if value is not None}
+    _refuse_repeated(flags)
     file = _fields_of_file(name, flags)
     usual = _sizes_of_file(file) | file
     is_other_model = flags.get("model") not in (None, file.get("model"))
@@ -63,6 +64,17 @@ def load_experiment(
     optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
     several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
+
+
+def _refuse_repeated(flags: Mapping[str, Any]) -> None:
+    """Refuse a flag and a table that set the same key; only Python can give both."""
+    keys = [(s.name, *s.path) for s in settings_of(Experiment) if len(s.path) == 2]
+    keys += [(name, "model", name) for name in (*SIZES, "lora")]
+    keys += [("model_option", "model", "options")]
+    for name, table, key in keys:
+        values = flags.get(table)
+        if name in flags and isinstance(values, dict) and key in values:
+            raise SweepError(f"{name} and {table}.{key} set the same value. Leave one out.")
 
 
 def _fields_of_file(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,17 +97,23 @@ def choices_of(annotation: Any) -> tuple[Any, ...]:
 def merge_settings(
     table: type[Settings], fields: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a table with values by the name of a flag or a field, unchecked."""
+    """Return the fields of a table with values by the name of a flag or a field, unchecked.
+
+    A value that is a table replaces the one in `fields`; flags then change single keys of it.
+    """
     merged = dict(fields)
     paths = {setting.name: setting.path for setting in settings_of(table)}
+    nested = []
     for name, value in values.items():
-        first, *rest = paths.get(name, (name,))
-        if rest:  # a field of a nested table
-            outer = merged.get(first)
-            nested = {**outer} if isinstance(outer, dict) else {}
-            nested[rest[0]] = value
-            value = nested
-        merged[first] = value
+        path = paths.get(name, (name,))
+        if len(path) == 1:
+            merged[path[0]] = value
+        else:
+            nested.append((path, value))
+
+    for (outer, key), value in nested:
+        present = merged.get(outer)
+        merged[outer] = {**present, key: value} if isinstance(present, dict) else {key: value}
     return merged
 
 

@@ -78,6 +78,28 @@ def test_settings_that_the_user_chose_are_told_from_defaults_and_wrong_ones_name
         parse_settings(Execution, {"zero": 4}, "flags")
 
 
+def test_a_flag_and_a_table_are_both_heeded_in_any_order():
+    flags = {"noise": True, "noise_scale": {"points": 4}}
+    for ordered in (flags, dict(reversed(flags.items()))):
+        noise = load_experiment("quick", ordered).noise_scale
+        assert (noise.measure, noise.points) == (True, 4)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"noise": True, "noise_scale": {"measure": False}},
+        {"tune_centre": 0.1, "tuning": {"centre": 0.2}},
+        {"workload": {"kind": "grpo", "group_size": 4}, "group_size": 8},
+        {"model": {"preset": "small", "vocabulary": 300}, "vocabulary": 500},
+        {"model": {"kind": "m:f", "options": {}}, "model_option": "width=3"},
+    ],
+)
+def test_a_value_that_a_flag_and_a_table_set_is_refused(flags):
+    with pytest.raises(SweepError, match=r"set the same value\. Leave one out\."):
+        load_experiment("quick", flags)
+
+
 def test_the_reference_is_the_default():
     experiment = load_experiment()
     assert experiment.name == "tinystories"
