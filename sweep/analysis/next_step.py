@@ -287,7 +287,7 @@ class _Search:
 
     def _with_batch_size(self, sizes: Sequence[int], added: int) -> Proposal:
         plan = self.plan
-        steps = Course.of_tokens(added, plan.tokens_per_sequence, plan.token_budget).steps
+        steps = Course.of_settings(plan.settings, added, plan.token_budget).steps
         if steps < LEAST_STEPS:
             raise SweepError(
                 f"Batch size {added} would take {steps} steps at this budget, which are too few. "

@@ -85,6 +85,10 @@ class TrialConfig(Settings):
         """Sequences of a step on each device."""
         return self.science.batch_size // self.execution.devices
 
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        return self.sequences_per_device // self.microbatch_size
+
     def completions_at_once(self, microbatch_size: int) -> int:
         # Four microbatches, because sampling keeps no activations (docs/grpo.md).
         return self.execution.generation_batch_size or 4 * microbatch_size

@@ -103,7 +103,7 @@ class Forecasts:
 
 def _peak_sequences(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
-    sequences = config.science.batch_size // config.execution.devices
+    sequences = config.sequences_per_device
     if config.science.workload.samples:
         return sequences
     micro = config.microbatch_size

@@ -147,7 +147,7 @@ def _shortened(experiment: Experiment, steps: int) -> Experiment:
     if policy.is_tuned and experiment.tuning.centre:
         rate = experiment.tuning.centre
 
-    course = Course.of_tokens(batch_size, experiment.tokens_per_sequence, experiment.budget)
+    course = Course.of_settings(experiment, batch_size, experiment.budget)
     budget = course.tokens_at(max(1, min(steps, course.steps)))
     changes = {"batches": (batch_size,), "lr": repr(rate), "seeds": 1, "budget": budget}
     return experiment.model_copy(update=changes)

@@ -138,10 +138,12 @@ def estimate_seconds(
 
     seconds: list[float | None] = []
     for row in rows:
-        training = row.steps * (per_step + per_sequence * row.batch_size)
+        course = plan.course(row)
+        sequences = course.sequences_at(course.steps)
+        training = course.steps * per_step + sequences * per_sequence
         probed = 0.0  # sequences
         if row.stage != "tune":
-            probed = noise_share * row.steps * row.batch_size
+            probed = noise_share * sequences
         seconds.append(training + outside + probed * per_sequence)
     return seconds, factor, reason
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
+from sweep.config.experiment import TrainingSettings
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
@@ -18,9 +19,10 @@ class Course:
     steps: int  # S
 
     @classmethod
-    def of_tokens(cls, batch_size: int, tokens_per_sequence: int, tokens: int) -> Self:
+    def of_settings(cls, settings: TrainingSettings, batch_size: int, tokens: int) -> Self:
         """Return the course that trains on so many tokens, in whole steps."""
-        return cls(batch_size, tokens_per_sequence, tokens // (batch_size * tokens_per_sequence))
+        length = settings.tokens_per_sequence
+        return cls(batch_size, length, steps=tokens // (batch_size * length))
 
     @classmethod
     def of_trial(cls, config: TrialConfig) -> Self:

@@ -146,7 +146,7 @@ class Plan(Inputs):
         )
 
     def course(self, row: PlannedTrial) -> Course:
-        return Course(row.batch_size, self.tokens_per_sequence, row.steps)
+        return Course.of_settings(self.settings, row.batch_size, row.tokens)
 
     def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
         """Return a row with its rate, other tuned values by field, and therefore its id."""
@@ -326,7 +326,7 @@ def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )
-    course = Course.of_tokens(batch, sequence, counts[batch])
+    course = Course.of_settings(plan.settings, batch, counts[batch])
     return PlannedTrial(
         policy=policy.name,
         optimizer=arm.optimizer,

@@ -298,7 +298,7 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     values |= {
         "examples": Course.of_trial(config).sequences_at(config.steps),
         "device": execution.device_type,
-        "accumulation": science.batch_size // (config.microbatch_size * execution.devices),
+        "accumulation": config.gradient_accumulation_steps,
         "log": folder.reported_path.absolute(),
         "folder": folder.work_path.absolute(),
         "resume": folder.resume_path.absolute(),

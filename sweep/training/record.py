@@ -67,7 +67,7 @@ def write_result(
         warmup_steps=config.warmup_steps,
         devices=devices,
         microbatch_size=config.microbatch_size,
-        gradient_accumulation_steps=science.batch_size // (devices * config.microbatch_size),
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
         state=State.FAILED if final is None else State.COMPLETE,
         cause=Cause.DIVERGED if final is None else None,
         message=message or None,

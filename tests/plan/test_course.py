@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweep.config.load import load_experiment
 from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError
 from sweep.plan.accumulation import choose_microbatch, largest_divisor
 from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.schedule import learning_rate_at, warmup_steps
 
+QUICK = load_experiment("quick")
 REFERENCE = ScheduleSettings(warmup_min_steps=100)
 
 
@@ -125,7 +127,9 @@ def test_half_of_a_microbatch_is_rounded_down_to_whole_groups_or_equal_parts_of_
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 2000), st.data())
 def test_steps_sequences_and_tokens_of_a_course_belong_together(batch, sequence, steps, data):
-    course = Course.of_tokens(batch, sequence, batch * sequence * steps)
+    model = QUICK.model.model_copy(update={"context": sequence})
+    settings = QUICK.model_copy(update={"model": model})
+    course = Course.of_settings(settings, batch, batch * sequence * steps + batch * sequence - 1)
     assert course == Course(batch, sequence, steps)
     step = data.draw(st.integers(1, steps))
     assert course.first_sequence(step) + course.batch_at(step) == course.sequences_at(step)
