@@ -134,7 +134,7 @@ class Experiment(TrainingSettings):
     text_column: Annotated[str, DataFlag(Group.MODEL, metavar="NAME")] = "text"
     """Column of a table or of a data set of the hub that holds the texts."""
     lr: Annotated[str, BeforeValidator(str), RunFlag()] = "3e-4"
-    """A learning rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."""
+    """A learning rate, or a policy: tuned, sqrt[:RATE@BATCH], linear:RATE@BATCH, …"""
     seeds: Annotated[int | str | None, BeforeValidator(_read_seeds), RunFlag(metavar="N|auto")] = (
         None
     )

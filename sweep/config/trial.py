@@ -42,7 +42,7 @@ class Science(TrainingSettings):
 
     format_version: int = FORMAT_VERSION
     stage: Literal["final", "tune"] = "final"
-    policy: str  # fixed, sqrt:rate@batch, linear:rate@batch, tuned
+    policy: str  # as sweep.plan.policies names it, such as fixed or sqrt:0.001@32
     data: dict[str, Any] | None  # identity: name, and hashes or version, seed and size
     tokenizer: TokenizerSettings | None
     precision: Precision

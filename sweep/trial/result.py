@@ -49,7 +49,7 @@ class Result(BaseModel):
     stage: Literal["final", "tune"]
     """`final`: compared; `tune`: used only to choose a learning rate."""
     policy: str
-    """Learning-rate policy: `fixed`, `sqrt:RATE@BATCH`, `linear:RATE@BATCH`, `tuned`."""
+    """Learning-rate policy, such as `fixed`, `sqrt:RATE@BATCH` or `tuned`."""
     batch_size: Annotated[int, Field(ge=1), Column("sequences")]
     """Sequences per optimizer step, over all devices."""
     seed: int
