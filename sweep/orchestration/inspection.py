@@ -8,8 +8,8 @@ from sweep.config.optimizers import OptimizerSettings
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, user_code
 from sweep.plan.course import Course
+from sweep.plan.learning_rate import learning_rate_at
 from sweep.plan.plan import Plan, PlannedModel
-from sweep.plan.schedule import learning_rate_at
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 

@@ -2,14 +2,16 @@
 
 from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
-from sweep.decision import next as following
+from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord, compared_value
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import parse_policy
 from sweep.trial.folder import SweepFolder
 
 
-def next_trials(plan: Plan, experiment: Experiment, folder: SweepFolder) -> list[PlannedTrial]:
+def trials_after_look(
+    plan: Plan, experiment: Experiment, folder: SweepFolder
+) -> list[PlannedTrial]:
     """Return the seeds and tuning seeds to add; none once the answer is as clear as it can get.
 
     None either while a final trial waits, or if one failed: the next command runs it again.
@@ -17,7 +19,7 @@ def next_trials(plan: Plan, experiment: Experiment, folder: SweepFolder) -> list
     policy = parse_policy(experiment.lr).name
     rows = [row for row in plan.known_trials if row.policy == policy]
     records = [read_record(folder, row, plan.settings.objective) for row in rows]
-    return following.next_trials(plan, experiment, records)
+    return next_trials(plan, experiment, records)
 
 
 def read_record(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> TrialRecord:

@@ -15,7 +15,7 @@ from sweep.orchestration.estimates import check_disk
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.build import build_executor, refuse_unusable_services
 from sweep.orchestration.inputs import get_inputs
-from sweep.orchestration.looks import next_trials
+from sweep.orchestration.looks import trials_after_look
 from sweep.orchestration.planning import Planned, check_writable, save_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import Plan, PlannedTrial
@@ -74,7 +74,7 @@ def finished_summary(
     to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
     if to_run or not is_mirrored(folder, services.tracking_uri):
         return None
-    if planned.adds_seeds and next_trials(planned.plan, planned.experiment, folder):
+    if planned.adds_seeds and trials_after_look(planned.plan, planned.experiment, folder):
         return None
     return Summary(folder, states)
 
@@ -171,7 +171,7 @@ def _rounds(
     hours = experiment.answer.max_hours or math.inf
     end = time.monotonic() + 3600 * hours
     while True:
-        rows = next_trials(schedule.plan, experiment, schedule.folder)
+        rows = trials_after_look(schedule.plan, experiment, schedule.folder)
         if not rows or time.monotonic() >= end:
             break
         yield schedule.add(rows)

@@ -13,9 +13,9 @@ from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
 from sweep.plan.course import Course, tokens_per_trial
+from sweep.plan.learning_rate import warmup_steps
 from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy
 from sweep.plan.rate_search import GRID
-from sweep.plan.schedule import warmup_steps
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000

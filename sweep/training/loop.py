@@ -10,7 +10,7 @@ from torch import Tensor
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.course import Course
-from sweep.plan.schedule import learning_rate_at
+from sweep.plan.learning_rate import learning_rate_at
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import (
     flop_utilization,

@@ -14,7 +14,7 @@ from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command_line
 from sweep.cli.commands.running import run
 from sweep.decision.proposal import propose_answer
-from sweep.orchestration.looks import next_trials, read_record
+from sweep.orchestration.looks import read_record, trials_after_look
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import rows_to_run
@@ -94,7 +94,7 @@ def check_proposal(path):
     assert {row.batch_size for row in finals} >= {row.batch_size for row in answer.batch_sizes}
     rows = rows_to_run(planned.command_rows(), new_folder)
     if not rows:  # only seeds follow, which a limit must not forbid
-        rows = next_trials(planned.plan, planned.experiment, new_folder)
+        rows = trials_after_look(planned.plan, planned.experiment, new_folder)
         hours = planned.experiment.answer.max_hours
         assert hours is None or hours > 0.01
     assert rows

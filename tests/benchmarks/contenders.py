@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
 from sweep.models.build import autocast, build_model
-from sweep.plan.schedule import learning_rate_at
+from sweep.plan.learning_rate import learning_rate_at
 from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores

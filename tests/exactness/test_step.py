@@ -5,7 +5,7 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
-from sweep.plan.schedule import learning_rate_at
+from sweep.plan.learning_rate import learning_rate_at
 from sweep.training.step import TrainingStep
 from tests.plans import build_plan
 

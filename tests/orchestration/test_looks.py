@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 from sweep.analysis.results import load_sweep
 from sweep.decision.decision import LOOKS
-from sweep.orchestration.looks import next_trials
+from sweep.orchestration.looks import trials_after_look
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import read_request
 from sweep.plan.plan import load_plan
@@ -95,7 +95,7 @@ def test_a_finished_sweep_needs_nothing_more_and_a_tighter_tolerance_does(whole)
     def following(**changes):
         request = read_request("quadratic", {**AUTO, "device": "cpu", **changes}, whole.folder.path)
         planned = make_plan(request)
-        return next_trials(planned.plan, planned.experiment, whole.folder)
+        return trials_after_look(planned.plan, planned.experiment, whole.folder)
 
     assert following() == []
     assert following(tolerance=1e-5, max_seeds=20) != []

@@ -15,7 +15,7 @@ from sweep.analysis.results import load_sweep
 from sweep.analysis.table_answer import answer
 from sweep.config.load import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration.looks import next_trials
+from sweep.orchestration.looks import trials_after_look
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request
 from sweep.orchestration.status import sweep_status
@@ -143,7 +143,7 @@ def plan_of(path, **settings):
 
 def test_seeds_are_added_for_the_answer_of_each_optimizer(swapped):
     planned = plan_of(swapped.folder.path, seeds="auto", max_seeds=8)
-    added = next_trials(planned.plan, planned.experiment, swapped.folder)
+    added = trials_after_look(planned.plan, planned.experiment, swapped.folder)
     sweep = load_sweep(swapped.folder.path)
     answers = [sweep.answer(), *sweep.answer().optimizers.answers]
     is_open = {made.policy.split(",")[0]: not made.decided for made in answers}

@@ -11,7 +11,7 @@ from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError
 from sweep.plan.accumulation import choose_microbatch, largest_divisor
 from sweep.plan.course import Course, tokens_per_trial
-from sweep.plan.schedule import learning_rate_at, warmup_steps
+from sweep.plan.learning_rate import learning_rate_at, warmup_steps
 
 QUICK = load_experiment("quick")
 REFERENCE = ScheduleSettings(warmup_min_steps=100)

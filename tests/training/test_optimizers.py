@@ -10,7 +10,7 @@ from sweep.config.optimizers import OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError, UnusableCheckpoint
 from sweep.memory.forecast import forecast_step
-from sweep.plan.schedule import learning_rate_at
+from sweep.plan.learning_rate import learning_rate_at
 from sweep.training.optimizer import build_optimizer
 from sweep.training.step import TrainingStep
 from tests.training.test_checkpoint import Trial

@@ -17,7 +17,8 @@ class Executor(ABC):
     name: ClassVar[str]  # value of --executor
     extra: ClassVar[str | None] = None  # extra of this package that installs `library`
     library: ClassVar[str | None] = None  # module that only this executor's file imports
-    settings: ClassVar[type[Settings]] = Settings  # table with the flags of this executor
+    # Table with the flags of this executor: fields annotated `RunFlag(Group.DEVICES)`.
+    settings: ClassVar[type[Settings]] = Settings
     is_elsewhere: ClassVar[bool] = True  # False: all attempts run on the command's machine
 
     slots: list[dict[str, str]]
@@ -34,7 +35,10 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial; the future holds its outcome."""
+        """Start the newest attempt of a trial; the future holds its outcome, and never raises.
+
+        docs/executors.md lists the kinds of outcomes of jobs that die.
+        """
 
     @abstractmethod
     def stop(self, force: bool = False) -> None:
