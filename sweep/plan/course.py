@@ -66,10 +66,10 @@ def tokens_per_trial(
     largest = max(batches)
     if budget < step_tokens[largest]:
         name = "tuning.budget" if is_of_tuning else "budget"
-        flag = "--tune-budget" if is_of_tuning else "--budget"
+        flag = "tune-budget" if is_of_tuning else "budget"
         raise SweepError(
             f"{name} must hold at least one step of batch size {largest}, got {budget}. "
-            f"Use {flag} {step_tokens[largest]} or more, or smaller batch sizes."
+            f"Use --{flag} {step_tokens[largest]} or more, or smaller batch sizes."
         )
 
     common = math.lcm(*step_tokens.values())
