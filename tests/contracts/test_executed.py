@@ -81,7 +81,7 @@ def executed(root: Path, folder: Path, words: tuple[str, ...]) -> set[str]:
     return {
         module_of(file.relative_to(root).as_posix())
         for file in files
-        if root in file.parents and file.suffix == ".py"
+        if file.suffix == ".py" and {root / "sweep", root / "experiments"} & {*file.parents}
     }
 
 
