@@ -163,32 +163,3 @@ def test_a_notebook_gives_its_stored_outputs_and_uses_the_public_interface(
     assert not re.search(r"(from|import) sweep\.", code)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
     assert shown(notebook) == stored
-
-
-def test_a_type_checker_knows_the_settings_and_the_results(tmp_path):
-    program = """
-from typing import Any
-import sweep
-run = sweep.run_sweep("quick", budget="64k", batches=[4, 8], lr=3e-4, out="s")
-mine = dict[str, Any](option_of_my_executor=1)
-sweep.plan_sweep(workload="mine:Workload", model={"kind": "transformer"}, **mine)
-sweep.plan_sweep(workload=sweep.Workload, model=lambda vocabulary, context: None)
-answer = run.answer()
-if answer:
-    reveal_type(answer.recommended)
-chart = sweep.plot_loss(sweep.load_sweep("s"))
-sweep.run_sweep(bugdet=1)
-sweep.plan_sweep(batches=4.5)
-"""
-    (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
-    settings = ["--config-file", str(ROOT / "pyproject.toml")]
-    done = subprocess.run(
-        [*command, *settings, "program.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("program.py")]
-    revealed, *others = [line for line in lines if "defined in" not in line]
-    assert 'Revealed type is "int"' in revealed
-    assert [name in line for name, line in zip(("bugdet", "batches"), others, strict=True)] == [
-        True
-    ] * 2

@@ -86,7 +86,10 @@ def no_program_outlives_its_test(interruptible):
             "--batches",
             "1,8,32,64,128,256",
         ),
-        ("quick", "--batches", "4,6,10", "--lr", "tuned", "--seeds", "auto", "--verbose"),
+        pytest.param(
+            ("quick", "--batches", "4,6,10", "--lr", "tuned", "--seeds", "auto", "--verbose"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_plan_fits_80_columns_with_uncut_headers_and_copyable_commands(tmp_path, words):

@@ -100,7 +100,8 @@ def test_the_wheel_alone_finds_the_experiments_and_their_own_code(
 ) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    command = [sys.executable, "-m", "sweep", "forecast", "elman", "--batches", "1", "--json"]
+    words = ["forecast", "elman", "--batches", "1", "--context", "16", "--json"]
+    command = [sys.executable, "-m", "sweep", *words]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["points"][0]["peak_bytes"] > 0

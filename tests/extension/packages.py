@@ -67,9 +67,9 @@ class Installation:
         """Return what a command that succeeds prints."""
         return "".join(self._end(*words, **variables))
 
-    def read_json(self, *words: str | Path) -> Any:
+    def read_json(self, *words: str | Path, **variables: str) -> Any:
         """Return the JSON that a command prints."""
-        return json.loads(self._end(*words, "--json")[0])
+        return json.loads(self._end(*words, "--json", **variables)[0])
 
     def _end(self, *words: str | Path, **variables: str) -> tuple[str, str]:
         process = self.start(*words, **variables)

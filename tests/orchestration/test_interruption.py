@@ -92,7 +92,7 @@ def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_stops_a_command_whose_terminal_or_tee_is_gone(slow, presses):
     words = [word for word in slow.words if word != "--quiet"]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -115,6 +115,7 @@ def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on(slow, uninterrup
     assert_finished(slow, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_retried(slow, uninterrupted):
     slow.start()
     until_step(slow, 30)
@@ -144,6 +145,7 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path, command, mon
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_a_bare_worker_that_was_started_with_ctrl_c_ignored_goes_on(slow, uninterrupted):
     trial = slow.folder.trials()[0]
     worker = [sys.executable, "-m", "sweep.training", str(trial.path)]
@@ -155,7 +157,7 @@ def test_a_bare_worker_that_was_started_with_ctrl_c_ignored_goes_on(slow, uninte
     assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "sweep stop"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("sweep stop", marks=pytest.mark.slow)])
 def test_a_stopped_bare_worker_resumes_from_its_checkpoint(
     tmp_path, command, go, uninterrupted, how
 ):

@@ -59,7 +59,12 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "powers", [{}, {"curvature_power": 0.5, "noise_power": 0.5}, {"noise": 4.0}]
+    "powers",
+    [
+        {},
+        pytest.param({"curvature_power": 0.5, "noise_power": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"noise": 4.0}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_answer_agrees_with_the_closed_form(powers, whole, tmp_path):
     summary = whole
@@ -101,7 +106,9 @@ def test_a_finished_sweep_needs_nothing_more_and_a_tighter_tolerance_does(whole)
     assert following(tolerance=1e-5, max_seeds=20) != []
 
 
-@pytest.mark.parametrize("stop_at", [3, 24, 32])
+@pytest.mark.parametrize(
+    "stop_at", [24, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 32))]
+)
 def test_an_interrupted_sweep_decides_the_same(whole, tmp_path, stop_at):
     path = tmp_path / whole.folder.path.name
     first = decide_in(path, stop_at)

@@ -193,7 +193,7 @@ def test_training_has_the_same_bits_with_and_without_measurements(tmp_path, faul
 
 
 def test_nothing_is_measured_unless_asked_for_nor_in_tuning_trials(tmp_path):
-    fields = {"batches": "4", "budget": "16k", "tuning": {"prune": False}, "lr": "tuned"}
+    fields = {"batches": "16", "budget": "4k", "tuning": {"prune": False}, "lr": "tuned"}
     plain = run_sweep_in(tmp_path / "plain", "quadratic", seeds=1, **fields)
     assert not any(measurements_of(trial) for trial in plain.trials())
     assert {trial.read_result().seconds_noise for trial in plain.trials()} == {0.0}
@@ -205,7 +205,7 @@ def test_nothing_is_measured_unless_asked_for_nor_in_tuning_trials(tmp_path):
 
 
 def test_a_folder_that_is_asked_later_measures_in_its_other_trials(tmp_path, caplog):
-    fields = {"batches": "4", "budget": "16k", "lr": "0.05"}
+    fields = {"batches": "16", "budget": "16k", "lr": "0.05"}
     (first,) = run_sweep_in(tmp_path, "quadratic", **fields).trials()
     result = first.result_path.read_bytes()
     folder = SweepFolder(tmp_path)
