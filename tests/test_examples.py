@@ -33,7 +33,9 @@ def environment(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-@pytest.mark.parametrize(("example", "small"), [("command", "2048"), ("cnn", "512")])
+@pytest.mark.parametrize(
+    ("example", "small"), [pytest.param("command", "2048", marks=pytest.mark.slow), ("cnn", "512")]
+)
 def test_the_example_runs(example, small, environment, tmp_path):
     (tmp_path / "valid.txt").write_text("Once upon a time there was a little cat. " * 500)
     words = [word.replace("FOLDER", str(tmp_path)) for word in run_of(example)[1:]]
@@ -67,6 +69,7 @@ def test_the_committed_report_is_of_the_command_in_the_readme(example):
     assert answer["recommended"] in {int(row["batch_size"]) for row in rows}
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_as_we_do_gives_the_same_losses(tmp_path):
     run_both(tmp_path, "--lr", "5e-3", "--budget", "4096", "--batches", "4,16", "--quiet")
     trials = compare(tmp_path)
@@ -74,6 +77,7 @@ def test_a_script_that_trains_as_we_do_gives_the_same_losses(tmp_path):
     assert (trials["difference"] <= TOLERANCE).all()
 
 
+@pytest.mark.slow
 def test_a_careful_script_passes_what_sweep_check_asks_for(environment, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     settings = {"command": COMMAND, "context": 64, "budget": 65536, "batches": "4,16"}

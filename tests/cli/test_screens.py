@@ -175,6 +175,7 @@ def test_a_signal_before_the_plan_ends_the_command_without_a_traceback(tmp_path,
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_says_that_it_aborts_a_trial_that_hangs(tmp_path):
     words = ("run", "quick", "--budget", "200k", "--batches", "4", "--device", "cpu", "--yes")
     terminal = Terminal(*words, "--out", tmp_path / "s")

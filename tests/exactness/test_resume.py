@@ -81,7 +81,11 @@ def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rank"),
-    [("gpt2", None), ("llama", 4), pytest.param("gpt2", 4, marks=pytest.mark.slow)],
+    [
+        ("llama", 4),
+        pytest.param("gpt2", None, marks=pytest.mark.slow),
+        pytest.param("gpt2", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_fine_tuning_resumes_exactly_with_and_without_lora(tmp_path, kind, rank):
     pytest.importorskip("peft")

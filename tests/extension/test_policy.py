@@ -41,7 +41,9 @@ def trained(folder: Path, policy: str) -> pd.Series:
 
 
 def test_its_rates_are_trained_and_the_report_gives_its_rules(finished):
-    assert trained(finished.work / "out", "cbrt:0.001@8").to_dict() == pytest.approx({8: 1e-3, 64: 2e-3})
+    assert trained(finished.work / "out", "cbrt:0.001@8").to_dict() == pytest.approx(
+        {8: 1e-3, 64: 2e-3}
+    )
     report = (finished.work / "out" / "report.md").read_text()
     assert (
         "| policy cbrt:0.001@8 | rate ∝ ∛B (an example); the same weight decay; rate 0." in report

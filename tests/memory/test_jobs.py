@@ -61,10 +61,13 @@ BATCHES = [4, 6, 8, 12, 16, 24, 32, 48, 64]
 @pytest.mark.parametrize(
     ("experiment", "device", "limits"),
     [
-        ("quadratic", "cpu", range(100_000, 800_000, 70_000)),
-        ("quadratic", "cuda", range(100_000, 800_000, 70_000)),
-        ("quick", "cpu", [24 * MIB]),  # where 16 fits alone and 12 as a part
+        ("quadratic", "cpu", range(100_000, 800_000, 210_000)),
         ("quick", "cuda", [20 * MIB]),
+        # Further cases.
+        pytest.param("quadratic", "cpu", range(100_000, 800_000, 70_000), marks=pytest.mark.slow),
+        pytest.param("quadratic", "cuda", range(100_000, 800_000, 70_000), marks=pytest.mark.slow),
+        # Where 16 fits alone and 12 as a part.
+        pytest.param("quick", "cpu", [24 * MIB], marks=pytest.mark.slow),
     ],
 )
 def test_forecast_and_plan_use_the_same_microbatches_for_one_limit(experiment, device, limits):

@@ -58,7 +58,9 @@ def write_sweep(path, kind):
             )
 
 
-KINDS = ("fixed", "tuned", "target", "missed target", "quadratic", "rewards", "failures")
+FURTHER_KINDS = ("fixed", "missed target", "quadratic")
+KINDS = ["tuned", "target", "rewards", "failures"]
+KINDS += [pytest.param(kind, marks=pytest.mark.slow) for kind in FURTHER_KINDS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -171,7 +171,9 @@ def running_ui(sweep: FakeSweep, tmp_path: Path, **variables: str) -> Iterator[t
             service.process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_the_whole_server_ends_with_the_command(sweep, tmp_path, request, number):
     before = signal.signal(number, signal.SIG_DFL)  # a command inherits that it is ignored
     request.addfinalizer(lambda: signal.signal(number, before))
