@@ -33,9 +33,8 @@ def environment(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-@pytest.mark.parametrize(
-    ("example", "small"), [pytest.param("command", "2048", marks=pytest.mark.slow), ("cnn", "512")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("example", "small"), [("command", "2048"), ("cnn", "512")])
 def test_the_example_runs(example, small, environment, tmp_path):
     (tmp_path / "valid.txt").write_text("Once upon a time there was a little cat. " * 500)
     words = [word.replace("FOLDER", str(tmp_path)) for word in run_of(example)[1:]]

@@ -106,6 +106,7 @@ def test_ctrl_c_stops_a_command_whose_terminal_or_tee_is_gone(slow, presses):
     assert states(slow.folder) == {State.WAITING}
 
 
+@pytest.mark.slow
 def test_a_command_that_was_started_with_ctrl_c_ignored_goes_on(slow, uninterrupted):
     slow.words = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *slow.words]
     slow.start()
@@ -126,6 +127,7 @@ def test_a_killed_worker_is_retried(slow, uninterrupted):
     assert_finished(slow, uninterrupted)
 
 
+@pytest.mark.slow
 def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path, command, monkeypatch):
     text = tmp_path / "text"
     text.mkdir()

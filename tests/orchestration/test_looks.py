@@ -18,7 +18,8 @@ from tests.orchestration.test_tuning import Interrupted, run_in
 LOSS = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "noisy_quadratic.py"))[
     "quadratic_loss"
 ]
-TOKENS, DIMENSIONS = 3200, 30
+TOKENS = 1600
+DIMENSIONS = 30
 OPTIONS = {"dimensions": DIMENSIONS}
 AUTO = {
     "batches": "4,16,64",
@@ -121,7 +122,7 @@ def test_an_interrupted_sweep_decides_the_same(whole, tmp_path, stop_at):
 
 
 def test_no_time_left_starts_no_further_seeds(tmp_path):
-    summary = decide_in(tmp_path / "sweep", max_hours=1e-9, tolerance=1e-6)
+    summary = decide_in(tmp_path / "sweep", batches="16,64", max_hours=1e-9, tolerance=1e-6)
     finals = [row for row in load_plan(summary.folder).trials if row.stage == "final"]
     assert {row.seed for row in finals} == {0, 1, 2} and summary.exit_code == 0
 

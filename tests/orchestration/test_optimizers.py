@@ -126,7 +126,9 @@ def test_the_report_and_its_table_say_what_the_sweep_says(swapped, tmp_path):
     assert again.optimizers.gaps == load_sweep(swapped.folder.path).answer().optimizers.gaps
 
 
-@pytest.mark.parametrize("stop_at", [pytest.param(3, marks=pytest.mark.slow), 27])
+@pytest.mark.parametrize(
+    "stop_at", [pytest.param(count, marks=pytest.mark.slow) for count in (3, 27)]
+)
 def test_an_interrupted_sweep_of_optimizers_ends_as_if_it_had_not_been(tmp_path, swapped, stop_at):
     stopped = run_in(tmp_path / "sweep", Interrupted(stop_at), **SWAP)
     assert stopped.exit_code == 130

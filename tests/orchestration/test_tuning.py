@@ -387,6 +387,7 @@ def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(re
     assert summary.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach):
     """The artefact of one rate for all, where the truth is known."""
     tokens, sizes = 16_384, [16, 256]

@@ -69,7 +69,10 @@ FILES = {
 }
 
 
-PLACES_OF_FILES = [(case, "current folder") for case in FILES] + [("not a text", "MATPLOTLIBRC")]
+PLACES_OF_FILES = [
+    ("not a text", "MATPLOTLIBRC"),
+    *(pytest.param(case, "current folder", marks=pytest.mark.slow) for case in FILES),
+]
 
 
 @pytest.mark.parametrize(("case", "place"), PLACES_OF_FILES)

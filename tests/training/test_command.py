@@ -270,6 +270,7 @@ def test_without_resume_an_attempt_begins_again_in_an_empty_folder(attempts, tmp
     assert reported_steps(own.trial) == [*range(1, 21), 20]
 
 
+@pytest.mark.slow
 def test_a_command_that_ignores_the_request_to_stop_is_killed(attempts, tmp_path, monkeypatch):
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); " + WAIT
     own = attempts("# here", deaf)

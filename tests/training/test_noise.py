@@ -168,7 +168,10 @@ NOT_OF_TRAINING = ("noise/", "perf/", "memory/", "time")
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"model": STATEFUL, "workload": "custom:DrawingAndCounting"}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"model": STATEFUL, "workload": "custom:DrawingAndCounting"},
+    ],
     ids=["quick", "random numbers, running means, and metrics of the loss"],
 )
 def test_training_has_the_same_bits_with_and_without_measurements(tmp_path, faults, settings):

@@ -26,7 +26,7 @@ transformers = pytest.importorskip("transformers")
 RANK = 4
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def pretrained(tmp_path_factory, request):
     return save_model(request.param, tmp_path_factory.mktemp("models") / "tiny")
 
