@@ -12,6 +12,9 @@ EXPERIMENTS = PACKAGE.with_name("experiments")
 if not (EXPERIMENTS / "tinystories.toml").is_file():
     EXPERIMENTS = PACKAGE / "experiments"
 
+# Experiments that are loaded without a name, by kind of workload. Other kinds need none.
+DEFAULT_EXPERIMENTS = {"pretrain": "tinystories", "grpo": "tinystories", "quadratic": "quadratic"}
+
 
 def read_toml(module_file: str, name: str) -> dict[str, Any]:
     """Read a TOML file that lies next to a module, given by the module's `__file__`."""

@@ -11,12 +11,21 @@ from sweep.config.numbers import parse_count, parse_options
 from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import merge_settings, parse_settings, settings_of
-from sweep.config.workloads import DECLARATIONS, SETTINGS_OF_COMMANDS
+from sweep.config.workloads import (
+    KINDS,
+    SETTINGS_OF_COMMANDS,
+    SETTINGS_OF_KIND,
+    workload_table,
+)
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
-from sweep.resources import EXPERIMENTS, shipped_experiments
+from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiments
 from sweep.usercode.commands import check_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
+# Flags of the keys of a workload, such as group_size.
+WORKLOAD_KEYS = [
+    field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
+]
 
 
 def load_experiment(
@@ -42,8 +51,9 @@ def load_experiment(
         replaced = {key: file[key] for key in SIZES if key in file}
         file = {key: value for key, value in file.items() if key not in SIZES}
 
-    file["workload"] = _choose_workload(file, flags)
-    others = {key: value for key, value in flags.items() if key != "workload"}
+    file["workload"] = _workload_with_flags(_choose_workload(file, flags), flags)
+    of_workload = {"workload", *WORKLOAD_KEYS}
+    others = {key: value for key, value in flags.items() if key not in of_workload}
     merged = merge_settings(Experiment, file, others)
     fields = with_transformers(merged, usual, flags, keeps_model_sizes)
     is_of_transformers = fields is not merged
@@ -52,7 +62,7 @@ def load_experiment(
     if is_other_model and "schedule" not in flags and not _is_path(name):
         _drop_warmup_of_shipped_model(fields)
 
-    _check_workload(fields, flags)
+    _check_command(fields, flags)
     fields |= _own_model(fields)
     _complete_model(fields)
     if fields.get("target") is not None:
@@ -78,13 +88,11 @@ def _refuse_repeated(flags: Mapping[str, Any]) -> None:
 
 
 def _fields_of_file(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the experiment's file; of the user's workload or command, few."""
-    workload = str(flags.get("workload", ""))
-    if name is not None:
-        return _read_experiment(name)
-    if ":" in workload or "command" in flags:
-        return {"lr": "1e-3"}
-    return _read_experiment("quadratic" if workload == "quadratic" else "tinystories")
+    """Return the fields of the experiment's file; without a name, of the workload's default."""
+    if name is None:
+        workload = {"kind": "command"} if "command" in flags else flags.get("workload", {})
+        name = DEFAULT_EXPERIMENTS.get(workload_table(workload)["kind"])
+    return {"lr": "1e-3"} if name is None else _read_experiment(name)
 
 
 def _sizes_of_file(file: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,57 +102,56 @@ def _sizes_of_file(file: Mapping[str, Any]) -> dict[str, Any]:
     return {key: model[key] for key in SIZES if key in model}
 
 
-def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> Any:
+def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of the workload: the file's, unless a flag names another one."""
-    table = _as_table(file.get("workload", "pretrain"))
+    table = workload_table(file.get("workload", "pretrain"))
+    kind = table["kind"]
     if "command" in flags:
-        named: Any = {"kind": "command"}
+        named = {"kind": "command"}
     else:
-        named = _as_table(flags.get("workload", table))
-    if not isinstance(table, dict) or not isinstance(named, dict):
-        return named  # which pydantic refuses
-    kind = table.get("kind", "pretrain")
-    named = {"kind": kind, **named}
-    if named == {"kind": kind}:
-        return {"kind": kind, **table}
-    if ":" in str(named["kind"]) and kind == "grpo":
-        of_grpo = {key: value for key, value in table.items() if key != "kind"}
-        return {"grpo_settings": of_grpo, **named}  # the user's class may be derived from Grpo
+        named = workload_table(flags.get("workload", {}), default_kind=kind)
+
+    settings = {key: value for key, value in table.items() if key not in ("kind", "object")}
+    if named["kind"] == "user" and kind == "grpo":
+        return {"grpo_settings": settings, **named}  # the class may be derived from Grpo
+    if named["kind"] == kind and named.keys() <= {"kind", "object"}:
+        return {**table, **named}
     return named
 
 
-def _as_table(workload: Any) -> Any:
-    """Return the table of a workload that may be named by its kind or its command alone."""
-    if isinstance(workload, str):
-        return {"kind": workload}
-    if isinstance(workload, dict) and "command" in workload:
-        return {"kind": "command", **workload}
-    return workload
+def _workload_with_flags(table: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the flags that are keys of a workload, and refuse keys of other kinds of workload."""
+    workload = SETTINGS_OF_KIND[table["kind"]]
+    values = {name: flags[name] for name in WORKLOAD_KEYS if name in flags}
+    merged = merge_settings(workload, table, values)
+
+    for key in sorted(merged.keys() - workload.settable_keys()):
+        kinds = [kind for kind in KINDS if key in SETTINGS_OF_KIND[kind].settable_keys()]
+        if kinds:  # else it is not a known key
+            subject = key if key in values else f"'workload.{key}'"
+            problem = f"does not apply to {table.get('object', table['kind'])!r}"
+            raise SweepError(f"{subject} {problem}, only to {' or '.join(kinds)}. Leave it out.")
+    return merged
 
 
-def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Refuse settings that do not apply to a command, or that only a command has."""
+def _check_command(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Refuse settings that do not apply to a command."""
     table = fields["workload"]
-    if not isinstance(table, dict):
-        return
-    command = table.get("command")
     if table["kind"] != "command":
-        is_user_code = table["kind"] == "user" or ":" in str(table["kind"])
-        if is_user_code and not table.keys().isdisjoint(DECLARATIONS):
-            raise SweepError("objective, direction and unit need a command. Leave them out.")
         return
-    if command is None:
+    if "command" not in table:
         raise SweepError("workload 'command' needs a command. Use --command instead.")
-    refuse_secrets(str(command))
+    refuse_secrets(str(table["command"]))
+
     others = sorted(fields.keys() - SETTINGS_OF_COMMANDS)
-    if "command" in flags and _names_another(flags.get("workload")):
+    if "workload" in flags and workload_table(flags["workload"], "command")["kind"] != "command":
         others.insert(0, "workload")
     if not others:
         return
     names = [setting.name for setting in settings_of(Experiment) if setting.path[0] == others[0]]
-    given = [name for name in (*names, others[0]) if name in flags]
-    if given:
-        subject = cut(given[0])
+    flag = next((name for name in (*names, others[0]) if name in flags), None)
+    if flag is not None:
+        subject = cut(flag)
     elif "command" in flags:
         subject = f"experiment {fields['name']!r}"
     else:
@@ -153,23 +160,16 @@ def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None
     raise SweepError(f"{subject} {problem}. Leave it out.")
 
 
-def _names_another(workload: Any) -> bool:
-    """Return True if a flag names a workload other than a command."""
-    table = _as_table(workload)
-    kind = table.get("kind", "command") if isinstance(table, dict) else table
-    return kind not in (None, "command")
-
-
 def _own_model(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment whose workload or command has its own model."""
     table = fields["workload"]
-    kind = str(table.get("kind")) if isinstance(table, dict) else ""
+    kind = table["kind"]
     if kind == "command":
         command = table["command"]
         title = title_of_command(check_command(str(command)))
         name = f"command: {command}"
-    elif "model" not in fields and (":" in kind or kind == "quadratic"):
-        name = kind
+    elif "model" not in fields and not SETTINGS_OF_KIND[kind].reads_text:
+        name = str(table.get("object", kind))
         title = name.partition(":")[0].rpartition(".")[2]
     else:
         return {}

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from sweep.config.models import ModelSettings, Positive
 from sweep.config.numbers import nearest_multiples
 from sweep.config.objective import LOSS, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
-from sweep.errors import SweepError
+from sweep.errors import SweepError, did_you_mean
 from sweep.usercode.commands import check_command, placeholders_of
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
@@ -52,6 +51,11 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Whether it trains the experiment's language model on the experiment's text."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
     """What helps a trial that runs out of memory at the smallest microbatch."""
+
+    @classmethod
+    def settable_keys(cls) -> set[str]:
+        """Return the keys that an experiment may set; the user's class declares the others."""
+        return {*cls.model_fields}
 
     @property
     def name(self) -> str:
@@ -300,6 +304,10 @@ class UserWorkload(OwnWorkload):
     tokens_per_sequence: Positive | None = None  # as the class declares it; None: the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
 
+    @classmethod
+    def settable_keys(cls) -> set[str]:
+        return {"kind", "object", "grpo_settings"}
+
     @property
     def name(self) -> str:
         return self.object
@@ -346,31 +354,44 @@ class UserWorkload(OwnWorkload):
         return declared
 
 
+AnyWorkload = Pretrain | Grpo | Quadratic | Command | UserWorkload
+SETTINGS_OF_KIND: dict[str, type[WorkloadBase]] = {
+    workload.model_fields["kind"].default: workload for workload in get_args(AnyWorkload)
+}
+KINDS = tuple(kind for kind in SETTINGS_OF_KIND if kind != "user")  # as people write them
 # Attributes of the class of a user's workload.
-DECLARATIONS = (
-    *("tokens_per_sequence", "is_language", "objective", "direction", "unit", "tolerance"),
+DECLARATIONS = tuple(
+    name for name in UserWorkload.model_fields if name not in UserWorkload.settable_keys()
 )
-KINDS = ("pretrain", "grpo", "quadratic", "command")
 
 
-def _as_table(value: Any) -> Any:
-    """Complete a workload that is named by its kind, by module:object, or by its keys alone."""
-    if isinstance(value, str):
-        value = {"kind": value}
-    if isinstance(value, WorkloadBase):
-        return value
-    kind = value.get("kind") if isinstance(value, Mapping) else value
+def workload_table(workload: Any, default_kind: str = "pretrain") -> dict[str, Any]:
+    """Return the table of a workload, which may be named by its kind or by module:object alone.
+
+    A table without a kind is a command's if it has one, else of the default kind.
+
+    Raises:
+        SweepError: if it is neither text nor a table, or of an unknown kind.
+    """
+    table = {"kind": workload} if isinstance(workload, str) else workload
+    kind = None
+    if isinstance(table, Mapping):
+        kind = table.get("kind", "command" if "command" in table else default_kind)
+    if isinstance(kind, str) and kind in SETTINGS_OF_KIND:
+        return {**table, "kind": kind}
     if isinstance(kind, str) and ":" in kind:
-        return {**value, "kind": "user", "object": kind}
-    if kind not in (*KINDS, "user"):
-        known = f"{', '.join(KINDS)} or your module:object"
-        context = {"known": known, "names": KINDS, "got": kind}
-        raise PydanticCustomError("name", "must be {known}", context)
-    return value
+        return {**table, "kind": "user", "object": kind}
+
+    name = workload if kind is None else kind
+    hint = did_you_mean(str(name), KINDS) or "Correct it."
+    known = f"{', '.join(KINDS)} or your module:object"
+    raise SweepError(f"workload must be {known}, got {name!r}. {hint}")
+
+
+def _read_workload(value: Any) -> Any:
+    return value if isinstance(value, WorkloadBase) else workload_table(value)
 
 
 WorkloadSettings = Annotated[
-    Pretrain | Grpo | Quadratic | Command | UserWorkload,
-    Field(discriminator="kind"),
-    BeforeValidator(_as_table),
+    AnyWorkload, Field(discriminator="kind"), BeforeValidator(_read_workload)
 ]

@@ -114,6 +114,51 @@ def test_batches_that_are_no_whole_groups_are_refused():
         load_experiment("grpo-words", {"group_size": 32})
 
 
+USER_GRPO = 'kind = "mine:W"\ngrpo_settings = {prompt_tokens = 24, new_tokens = 72}'
+
+
+def test_the_flags_of_grpo_are_keys_of_the_grpo_settings_of_a_users_class(tmp_path):
+    flags = {"workload": "mine:W", "group_size": 4}
+    settings = load_experiment("grpo-words", flags).workload.grpo_settings
+    assert (settings.group_size, settings.new_tokens) == (4, 72)
+
+    path = tmp_path / "mine.toml"
+    path.write_text(f"budget = 10_000\nbatches = [4]\nmodel = 'small'\n[workload]\n{USER_GRPO}")
+    settings = load_experiment(str(path), {"group_size": 2}).workload.grpo_settings
+    assert (settings.group_size, settings.new_tokens) == (2, 72)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "says"),
+    [
+        ("quick", {"unit": "x"}, "unit does not apply to 'pretrain', only to command"),
+        ("quick", {"group_size": 4}, "group_size does not apply to 'pretrain', only to grpo"),
+        ("grpo-words", {"workload": "mine:W", "unit": "x"}, "unit does not apply to 'mine:W'"),
+    ],
+)
+def test_a_flag_of_another_workload_is_refused_by_its_name_with_the_workloads_that_have_it(
+    name, flags, says
+):
+    with pytest.raises(SweepError, match=says):
+        load_experiment(name, flags)
+
+
+def test_a_workload_of_python_may_be_a_table_without_an_experiment():
+    flags = {"workload": {"kind": "grpo", "group_size": 4}, "batches": "4", "model": "small"}
+    assert load_experiment(None, flags).workload.group_size == 4
+
+
+@pytest.mark.parametrize("workload", ["3", "['pretrain']", "{kind = 3}"])
+@pytest.mark.parametrize("flag", [{"group_size": 4}, {"objective": "b"}])
+def test_a_workload_that_is_neither_text_nor_table_is_refused_with_any_flag(
+    tmp_path, workload, flag
+):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"budget = 10_000\nbatches = [4]\nworkload = {workload}")
+    with pytest.raises(SweepError, match="workload must be pretrain, grpo"):
+        load_experiment(str(path), flag)
+
+
 def test_a_model_flag_brings_its_own_sizes_and_the_workload_quadratic_its_model():
     model = load_experiment("tinystories", {"model": "small"}).model
     assert (model.vocabulary, model.context) == (2048, 128)
