@@ -143,6 +143,23 @@ def test_a_flag_of_another_workload_is_refused_by_its_name_with_the_workloads_th
         load_experiment(name, flags)
 
 
+COMMAND = "true {batch_size} {learning_rate} {steps} {seed}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("direction", "max", "workload.direction must be 'minimize' or"),
+        ("dirction", "minimize", "Did you mean 'workload.direction'"),
+        ("group_size", 4, "'workload.group_size' does not apply to 'command', only to grpo"),
+    ],
+)
+def test_a_mistake_in_the_table_of_a_command_names_its_key(key, value, says):
+    flags = {"workload": {"kind": "command", "command": COMMAND, key: value}}
+    with pytest.raises(SweepError, match=says):
+        load_experiment(None, {**flags, "budget": 1000, "batches": "4"})
+
+
 def test_a_workload_of_python_may_be_a_table_without_an_experiment():
     flags = {"workload": {"kind": "grpo", "group_size": 4}, "batches": "4", "model": "small"}
     assert load_experiment(None, flags).workload.group_size == 4
