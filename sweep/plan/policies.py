@@ -128,7 +128,7 @@ class Scaled(Policy):
     def parse(cls, text: str) -> Self | None:
         if text == cls.kind and cls.default:
             text = cls.default
-        match = re.fullmatch(rf"{cls.kind}:([^@:]+)@(\d+)", text)
+        match = re.fullmatch(rf"{cls.kind}:([^@:]+)@(\d{{1,18}})", text)
         if match is None:
             return None
         rate = _parse_rate(match[1])

@@ -63,7 +63,7 @@ def test_the_centre_of_tuning_grows_and_then_stays():
 NONSENSE = ["", "x", "-1", "0", "nan", "inf", "sqrt:1e-3", "1e-3@32", "linear", "linear:0@32"]
 
 
-@pytest.mark.parametrize("text", [*NONSENSE, "sqrt:1@0"])
+@pytest.mark.parametrize("text", [*NONSENSE, "sqrt:1@0", f"sqrt:1e-3@{'9' * 5000}"])
 def test_nonsense_is_refused_in_one_sentence(text):
     with pytest.raises(SweepError, match="lr must be"):
         parse_policy(text)
