@@ -114,9 +114,14 @@ def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[
     settings = {key: value for key, value in table.items() if key not in ("kind", "object")}
     if named["kind"] == "user" and kind == "grpo":
         return {"grpo_settings": settings, **named}  # the class may be derived from Grpo
-    if named["kind"] == kind and named.keys() <= {"kind", "object"}:
-        return {**table, **named}
-    return named
+    is_other_kind = named["kind"] != kind
+    if is_other_kind and settings:
+        flag = "command" if "command" in flags else "workload"
+        keys = cut(", ".join(sorted(settings)))
+        problem = f"does not apply to an experiment with settings of the workload {kind!r} ({keys})"
+        raise SweepError(f"{flag} {problem}. Leave it out, or choose another experiment.")
+    has_settings = not named.keys() <= {"kind", "object"}
+    return named if is_other_kind or has_settings else {**table, **named}
 
 
 def _workload_with_flags(table: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

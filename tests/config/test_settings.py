@@ -160,6 +160,31 @@ def test_a_mistake_in_the_table_of_a_command_names_its_key(key, value, says):
         load_experiment(None, {**flags, "budget": 1000, "batches": "4"})
 
 
+@pytest.mark.parametrize(
+    ("workload", "flags"),
+    [
+        ("kind = 'grpo'\ngroup_size = 4", {"workload": "pretrain"}),
+        ("kind = 'grpo'\ngroup_size = 4", {"command": COMMAND}),
+        (f"command = '{COMMAND}'", {"workload": "grpo"}),
+        (USER_GRPO, {"workload": "grpo"}),
+    ],
+)
+def test_a_flag_does_not_drop_the_settings_of_the_files_workload(tmp_path, workload, flags):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"budget = 10_000\nbatches = [8]\n[workload]\n{workload}")
+    with pytest.raises(SweepError, match="settings of the workload"):
+        load_experiment(str(path), flags)
+
+
+def test_a_flag_changes_a_workload_without_settings_and_the_users_class(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("budget = 10_000\nbatches = [8]\nworkload = 'pretrain'")
+    assert load_experiment(str(path), {"workload": "grpo"}).workload.samples
+    path.write_text(f"budget = 10_000\nbatches = [8]\nmodel = 'small'\n[workload]\n{USER_GRPO}")
+    workload = load_experiment(str(path), {"workload": "other:V"}).workload
+    assert (workload.object, workload.grpo_settings.new_tokens) == ("other:V", 72)
+
+
 def test_a_workload_of_python_may_be_a_table_without_an_experiment():
     flags = {"workload": {"kind": "grpo", "group_size": 4}, "batches": "4", "model": "small"}
     assert load_experiment(None, flags).workload.group_size == 4
