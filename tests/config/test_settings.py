@@ -285,6 +285,7 @@ WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     "schedule.warmup_fraction": ("schedule.warmup_fraction", "-0.1", "1.1", "nan", "'1 %'"),
     "schedule.warmup_min_steps": ("schedule.warmup_min_steps", "[]", "-1", "1.5", "inf"),
     "evaluation.points": ("evaluation.points", "{}", "true", "'1'", HUGE, "0", "2.5"),
+    "evaluation.noise_points": ("'evaluation.noise_points' is not a known key. Remove it", "3"),
     "evaluation.sequence": ("Did you mean 'evaluation.sequences'", "64"),
 }
 
