@@ -49,6 +49,8 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Whether a program of the user trains. Its model and memory are not known."""
     reads_text: ClassVar[bool] = False
     """Whether it trains the experiment's language model on the experiment's text."""
+    comparison_keys: ClassVar[frozenset[str]] = frozenset()
+    """Fields that only tell how trials are compared, and are not part of a trial's id."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
     """What helps a trial that runs out of memory at the smallest microbatch."""
 
@@ -238,6 +240,10 @@ class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
     unit: Annotated[str, RunFlag(Group.MODEL)] = ""
     """Unit of a command's objective in reports."""
     tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance  # --tolerance takes precedence
+
+    comparison_keys: ClassVar[frozenset[str]] = frozenset(
+        {"objective", "direction", "unit", "tolerance"}
+    )
 
     def build_objective(self) -> Objective:
         name = f"final_valid_{self.objective}"

@@ -40,7 +40,8 @@ class CheckpointName(NamedTuple):
 
 def trial_id(science: Science) -> str:
     """Return the first 12 hex digits of the sha256 of a trial's science settings."""
-    return sha256_of(science.model_dump(mode="json"))[:12]
+    excluded = {"workload": {*science.workload.comparison_keys}}
+    return sha256_of(science.model_dump(mode="json", exclude=excluded))[:12]
 
 
 class TrialFolder:
