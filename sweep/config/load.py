@@ -89,10 +89,10 @@ def _refuse_repeated(flags: Mapping[str, Any]) -> None:
 
 def _fields_of_file(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the experiment's file; without a name, of the workload's default."""
-    if name is None:
+    if not name:
         workload = {"kind": "command"} if "command" in flags else flags.get("workload", {})
         name = DEFAULT_EXPERIMENTS.get(workload_table(workload)["kind"])
-    return {"lr": "1e-3"} if name is None else _read_experiment(name)
+    return _read_experiment(name) if name else {"lr": "1e-3"}
 
 
 def _sizes_of_file(file: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_a_value_that_a_flag_and_a_table_set_is_refused(flags):
 
 def test_the_reference_is_the_default():
     experiment = load_experiment()
-    assert experiment.name == "tinystories"
+    assert experiment.name == "tinystories" and load_experiment("") == experiment
     assert experiment.batches == (1, 8, 32, 64, 128, 256)
     assert experiment.budget == 327_680_000
 
