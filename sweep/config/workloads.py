@@ -46,7 +46,9 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     kind: str
 
     is_program: ClassVar[bool] = False
-    """Whether a program of the user trains. Its model and memory are not known."""
+    """Whether a program of the user trains, which reads the values of a trial as words."""
+    has_known_model: ClassVar[bool] = True
+    """Whether its model can be built here, to count its parameters and to forecast its memory."""
     reads_text: ClassVar[bool] = False
     """Whether it trains the experiment's language model on the experiment's text."""
     comparison_keys: ClassVar[frozenset[str]] = frozenset()
@@ -262,6 +264,7 @@ class Command(OwnWorkload):
     """Your training script, with placeholders such as {batch_size}."""
 
     is_program: ClassVar[bool] = True
+    has_known_model: ClassVar[bool] = False
     memory_remedy: ClassVar[str] = (
         "Let the command use {microbatch_size} or {accumulation}, or less memory."
     )

@@ -32,11 +32,11 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
 
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)
-    if experiment.workload.is_program:
-        decided["evaluation_batch_size"] = 1
-    else:
+    if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
+    else:
+        decided["evaluation_batch_size"] = 1
     if chosen.loss_chunk_rows is None:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device_type]
     return chosen.model_copy(update=decided)
@@ -84,7 +84,7 @@ def reason_for_eager_steps(plan: Plan) -> str | None:
 
 def bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
-    if plan.settings.workload.is_program:
+    if not plan.settings.workload.has_known_model:
         return {}
     try:
         bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())

@@ -31,7 +31,7 @@ def _plan_steps(request: Request, is_elsewhere: bool = False) -> Plan:
 
     Each step is one microbatch, unless the user chose the microbatch.
     """
-    if request.experiment.workload.is_program:
+    if not request.experiment.workload.has_known_model:
         raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
     request, inputs = identify_inputs(replace(request, folder=HERE, command=()))
     experiment = request.experiment

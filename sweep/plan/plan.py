@@ -314,8 +314,8 @@ def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -
     optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(arm.optimizer))
     schedule = policy.adapt_schedule(plan.settings.schedule)
     fastest = tokens_at_once(execution.device) // sequence
-    if plan.settings.workload.is_program:
-        fastest = batch  # it may not split batches
+    if not plan.settings.workload.has_known_model:
+        fastest = batch  # neither its memory nor its speed is known
     bound = execution.microbatch_bound or fastest
     size = choose_microbatch(
         batch,
