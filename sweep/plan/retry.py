@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.accumulation import largest_divisor
-from sweep.trial.status import Cause, State, TrialStatus, has_failed
+from sweep.trial.status import Cause, State, TrialStatus, is_open
 from sweep.trial.watchdog import has_stalled
 
 
@@ -76,5 +76,4 @@ def microbatch_within(bound: int, config: TrialConfig) -> int:
 
 def is_to_run(status: TrialStatus, retried_causes: frozenset[Cause] = frozenset()) -> bool:
     """Return True if a new command runs this trial; the user asks for `retried_causes`."""
-    is_open = not status.state.is_finished or has_failed(status.state, status.cause)
-    return is_open or status.cause in retried_causes
+    return is_open(status.state, status.cause) or status.cause in retried_causes
