@@ -32,8 +32,8 @@ def tokenizer_of(experiment: Experiment) -> TokenizerSettings | None:
     return TokenizerSettings(
         kind=kind,
         vocabulary=model.vocabulary,
-        end=getattr(model, "end", 0),
-        sha256=getattr(model, "tokenizer_sha256", None),
+        end=model.end_token,
+        sha256=model.tokenizer_hash,
     )
 
 

@@ -51,6 +51,8 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Whether its model can be built here, to count its parameters and to forecast its memory."""
     reads_text: ClassVar[bool] = False
     """Whether it trains the experiment's language model on the experiment's text."""
+    context_is_bound: ClassVar[bool] = False
+    """Whether its sequences only have to fit the model's context, which may be longer."""
     comparison_keys: ClassVar[frozenset[str]] = frozenset()
     """Fields that only tell how trials are compared, and are not part of a trial's id."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
@@ -206,6 +208,7 @@ class Grpo(GrpoSettings, WorkloadBase):
     kind: Literal["grpo"] = "grpo"
 
     reads_text: ClassVar[bool] = True
+    context_is_bound: ClassVar[bool] = True
 
     @property
     def code(self) -> tuple[str, ...]:
