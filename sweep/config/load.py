@@ -41,21 +41,19 @@ def load_experiment(
     overrides = {} if overrides is None else overrides
     flags = {key: value for key, value in overrides.items() if value is not None}
     _refuse_repeated(flags)
-    file = _fields_of_file(name, flags)
-    usual = _sizes_of_file(file) | file
-    is_other_model = flags.get("model") not in (None, file.get("model"))
-    replaced: dict[str, Any] = {}
-    if is_other_model and ":" in str(flags["model"]):
-        file = dict(usual)
-    elif is_other_model:  # sizes in the file belong to the file's model
-        replaced = {key: file[key] for key in SIZES if key in file}
-        file = {key: value for key, value in file.items() if key not in SIZES}
 
-    file["workload"] = _workload_with_flags(_choose_workload(file, flags), flags)
-    of_workload = {"workload", *WORKLOAD_KEYS}
-    others = {key: value for key, value in flags.items() if key not in of_workload}
-    merged = merge_settings(Experiment, file, others)
-    fields = with_transformers(merged, usual, flags, keeps_model_sizes)
+    file = _fields_of_file(name, flags)
+    file_with_sizes = _sizes_of_file(file) | file
+    is_other_model = flags.get("model") not in (None, file.get("model"))
+    fields = dict(file)
+    unused_sizes: dict[str, Any] = {}
+    if is_other_model and ":" in str(flags["model"]):
+        fields = file_with_sizes  # a model of the user takes any size
+    elif is_other_model:  # sizes in the file belong to the file's model
+        unused_sizes = {key: fields.pop(key) for key in SIZES if key in fields}
+    merged = _merge_flags(fields, flags)
+
+    fields = with_transformers(merged, file_with_sizes, flags, keeps_model_sizes)
     is_of_transformers = fields is not merged
     if is_of_transformers and "init" in flags:
         is_other_model = True
@@ -63,17 +61,32 @@ def load_experiment(
         _drop_warmup_of_shipped_model(fields)
 
     _check_command(fields, flags)
-    fields |= _own_model(fields)
+    fields |= _fields_without_text(fields)
     _complete_model(fields)
     if fields.get("target") is not None:
         _complete_schedule_of_target(fields)
     if not is_of_transformers:
-        fields["replaced_sizes"] = _replaced_sizes(replaced, flags, fields["model"])
-    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
+        fields["replaced_sizes"] = _replaced_sizes(unused_sizes, flags, fields["model"])
 
-    optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
-    several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
+    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
+    return _with_one_optimizer(experiment)
+
+
+def _with_one_optimizer(experiment: Experiment) -> Experiment:
+    """Put the first optimizer into the table `optimizer`; `optimizers` lists two or more."""
+    names = experiment.optimizer_names
+    optimizer = experiment.optimizer.model_copy(update={"name": names[0]})
+    several = names if len(names) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
+
+
+def _merge_flags(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the file with the flags, and the table of the workload."""
+    of_workload = {"workload", *WORKLOAD_KEYS}
+    others = {key: value for key, value in flags.items() if key not in of_workload}
+    fields = merge_settings(Experiment, file, others)
+    fields["workload"] = _workload_with_flags(_choose_workload(file, flags), flags)
+    return fields
 
 
 def _refuse_repeated(flags: Mapping[str, Any]) -> None:
@@ -165,21 +178,21 @@ def _check_command(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     raise SweepError(f"{subject} {problem}. Leave it out.")
 
 
-def _own_model(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment whose workload or command has its own model."""
+def _fields_without_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an experiment whose workload or command brings its own model."""
     table = fields["workload"]
     kind = table["kind"]
     if kind == "command":
         command = table["command"]
         title = title_of_command(check_command(str(command)))
-        name = f"command: {command}"
+        model_name = f"command: {command}"
     elif "model" not in fields and not SETTINGS_OF_KIND[kind].reads_text:
-        name = str(table.get("object", kind))
-        title = name.partition(":")[0].rpartition(".")[2]
+        model_name = str(table.get("object", kind))
+        title = model_name.partition(":")[0].rpartition(".")[2]
     else:
         return {}
-    own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
-    return {"name": title, "data": None, **fields, "model": own}
+    model = {"kind": "object", "name": model_name, "vocabulary": None, "context": 1}
+    return {"name": title, "data": None, **fields, "model": model}
 
 
 def _complete_model(fields: dict[str, Any]) -> None:
@@ -216,11 +229,11 @@ def _drop_warmup_of_shipped_model(fields: Mapping[str, Any]) -> None:
 
 
 def _replaced_sizes(
-    replaced: Mapping[str, Any], flags: Mapping[str, Any], model: Mapping[str, Any]
+    file_sizes: Mapping[str, Any], flags: Mapping[str, Any], model: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """List the sizes of a file that are left out, because a flag names another model."""
     sizes = []
-    for name, value in replaced.items():
+    for name, value in file_sizes.items():
         size = parse_count(value, name)
         used = model.get(name)
         if name not in flags and used not in (None, size):
