@@ -18,8 +18,19 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 # Settings of a command's experiment; the others belong to trainings of this package. The optimizer
 # and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
 SETTINGS_OF_COMMANDS = {
-    *("name", "question", "workload", "code_folder", "context", "budget", "batches", "lr"),
-    *("seeds", "tuning", "answer", "optimizer", "schedule"),
+    "name",
+    "question",
+    "workload",
+    "code_folder",
+    "context",
+    "budget",
+    "batches",
+    "lr",
+    "seeds",
+    "tuning",
+    "answer",
+    "optimizer",
+    "schedule",
 }
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LESS_MEMORY = (

@@ -70,12 +70,9 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
     experiment = parse_settings(Experiment, fields, "the next command")
     inputs = Inputs(**{name: getattr(plan, name) for name in Inputs.model_fields})
 
-    if is_elsewhere:
-        new = build_plan(experiment, plan.execution, inputs, old=None)
-        grown = new
-    else:
-        new = build_plan(experiment, plan.execution, inputs, old=plan)
-        grown = grow_plan(plan, new)
+    old = None if is_elsewhere else plan
+    new = build_plan(experiment, plan.execution, inputs, old=old)
+    grown = new if old is None else grow_plan(old, new)
     waiting = [row for row in new.trials if row.id is None]
     grown = grown.model_copy(update={"trials": (*grown.known_trials, *waiting)})
 

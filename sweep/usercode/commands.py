@@ -12,8 +12,20 @@ from sweep.errors import SweepError, cut, did_you_mean
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 PLACEHOLDERS = (
-    *("batch_size", "learning_rate", "steps", "warmup_steps", "tokens", "examples", "seed"),
-    *("log", "folder", "resume", "microbatch_size", "accumulation", "beta2", "weight_decay"),
+    "batch_size",
+    "learning_rate",
+    "steps",
+    "warmup_steps",
+    "tokens",
+    "examples",
+    "seed",
+    "log",
+    "folder",
+    "resume",
+    "microbatch_size",
+    "accumulation",
+    "beta2",
+    "weight_decay",
     "device",
 )
 # A command must contain one of each of these.

@@ -56,7 +56,8 @@ def is_command(name: str) -> bool:
 def describe_objects(names: Iterable[str]) -> str:
     """Return each object or command with its files and their hashes; imports nothing."""
     current = os.getcwd()
-    roots = [*(Path(path) for path in sys.path if path not in ("", current)), Path(current)]
+    roots = [Path(path) for path in sys.path if path not in ("", current)]
+    roots.append(Path(current))
     descriptions = []
     for name in names:
         if is_command(name):
