@@ -240,30 +240,45 @@ class _Fit(NamedTuple):
         `distance` is that from the lowest point to the log rate used. Without such a curve the
         regrets are infinite and 0.
         """
+        lower, has_lower = self._end_of_curvature(distance, bound, sign=-1)
+        upper, has_upper = self._end_of_curvature(distance, bound, sign=1)
+        best = np.where(distance > 0, self.above, self.below)
+        has_best = self.squares <= bound
+
+        least = np.where(has_lower, lower, np.inf)
+        least = np.minimum(least, np.where(has_best, best, np.inf))
+        largest = np.where(has_upper, upper, 0.0)
+        largest = np.maximum(largest, np.where(has_best, best, 0.0))
+        square = np.square(distance)
+        return _regret(least, square, without=np.inf), _regret(largest, square, without=0.0)
+
+    def _end_of_curvature(
+        self, distance: Floats, bound: Floats, sign: int
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the least (sign -1) or the largest curvature of possible curves, and if any is.
+
+        It is the curvature on the side of the rate used.
+        """
         is_above = distance > 0
         side = np.where(is_above, self.free_above, self.free_below)
         other = np.where(is_above, self.free_below, self.free_above)
-        best = np.where(is_above, self.above, self.below)
         variance = np.where(is_above, self.variance_above, self.variance_below)
         variance = np.maximum(variance, 1e-300)
         scale = np.sqrt(np.maximum(bound - self.free_squares, 0.0) / variance)
 
-        regrets = []
-        for sign, without, choose in ((-1, np.inf, np.minimum), (1, 0.0, np.maximum)):
-            curvature = side + sign * scale * variance
-            of_other_side = other + sign * scale * self.covariance
-            is_allowed = _is_allowed(curvature, of_other_side)
-            is_allowed[..., :-1, :] = True  # the ratio is fixed
+        curvature = side + sign * scale * variance
+        of_other_side = other + sign * scale * self.covariance
+        is_allowed = _is_allowed(curvature, of_other_side)
+        is_allowed[..., :-1, :] = True  # the ratio is fixed
+        is_possible = is_allowed & (self.free_squares <= bound)
+        return np.maximum(curvature, 0.0), is_possible
 
-            is_possible = is_allowed & (self.free_squares <= bound)
-            curvature = np.where(is_possible, np.maximum(curvature, 0.0), without)
-            curvature = choose(curvature, np.where(self.squares <= bound, best, without))
 
-            is_finite = np.isfinite(curvature)
-            regret = np.where(is_finite, curvature, 0.0) * np.square(distance)
-            regrets.append(np.where(is_finite, regret, without))
-        least, largest = regrets
-        return least, largest
+def _regret(curvature: Floats, square: Floats, without: float) -> Floats:
+    """Return the regret at a squared distance from the lowest point; `without` a curve."""
+    is_finite = np.isfinite(curvature)
+    regret = np.where(is_finite, curvature, 0.0) * square
+    return np.where(is_finite, regret, without)
 
 
 def _is_allowed(curvature: Floats, other: Floats) -> NDArray[np.bool_]:
