@@ -77,7 +77,7 @@ class TrialConfig(Settings):
     code_path: str | None = None  # folder of modules of user code; relative to the sweep folder
 
     @property
-    def group_size(self) -> int:
+    def sequences_per_group(self) -> int:
         return self.science.workload.sequences_per_group
 
     @property

@@ -246,7 +246,7 @@ class Grpo(GrpoSettings, WorkloadBase):
         self.refuse_batches(context)
 
 
-class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
+class MetricWorkload(WorkloadBase, use_attribute_docstrings=True):
     """A workload of the user, which names the metric that batch sizes are compared by."""
 
     objective: Annotated[MetricName, RunFlag(Group.MODEL, metavar="NAME")] = "loss"
@@ -270,7 +270,7 @@ class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
         return (self.objective, self.direction) == ("loss", "minimize")
 
 
-class Command(OwnWorkload):
+class Command(MetricWorkload):
     """A program of the user, started with the values of a trial in place of its placeholders."""
 
     kind: Literal["command"] = "command"
@@ -318,7 +318,7 @@ class Command(OwnWorkload):
             raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
 
 
-class UserWorkload(OwnWorkload):
+class UserWorkload(MetricWorkload):
     """A class of the user, derived from `sweep.Workload`; it declares most settings itself."""
 
     kind: Literal["user"] = "user"

@@ -24,7 +24,7 @@ LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
 TIE = 1e-7  # residuals of equal fits differ by this share of the total: the grid's accuracy
 PARAMETERS = 4  # level, lowest point, curvature and ratio
-GRID = 41  # lowest points that are tried in each round
+LOWEST_POINTS = 41  # that are tried in each round
 ROUNDS = 3  # each narrows the range of the lowest points
 
 
@@ -166,8 +166,10 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
     low = np.repeat(start, families, axis=-1)
     high = np.repeat(end, families, axis=-1)
     for _ in range(ROUNDS):
-        step = (high - low) / (GRID - 1)
-        lowest = low[..., None] + step[..., None] * np.arange(GRID)  # (..., k, families, GRID)
+        step = (high - low) / (LOWEST_POINTS - 1)
+        lowest = low[..., None] + step[..., None] * np.arange(
+            LOWEST_POINTS
+        )  # (..., k, families, points)
         fit = _fit(points, is_given, lowest)
         least_of_family = fit.squares.min(-1)
         least = least_of_family.min(-1)
@@ -216,7 +218,7 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
 
 
 class _Fit(NamedTuple):
-    """Least squares at each lowest point, for each family of curves, (..., k, families, GRID).
+    """Least squares at each lowest point, for each family of curves, (..., k, families, points).
 
     The curves of a family have the same ratio of the curvature above to that below, one of RATIOS;
     those of the last family any ratio up to STEEPNESS.
@@ -295,7 +297,7 @@ def _fit(points: RatePoints, is_given: NDArray[np.bool_], lowest: Floats) -> _Fi
 
     # The squared distances below the lowest point (x) and above it (y), without their means.
     log_rates = np.where(is_in, points.log_rates[..., None, None, :], 0.0)
-    distance = log_rates - lowest[..., None]  # (..., k, families, GRID, rates)
+    distance = log_rates - lowest[..., None]  # (..., k, families, points, rates)
     square = np.square(distance)
     x = np.where(distance < 0, square, 0.0)
     y = np.where(distance > 0, square, 0.0)

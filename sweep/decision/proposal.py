@@ -107,10 +107,10 @@ def command_with(plan: Plan, **changes: Any) -> str:
     """
     python_only = [name for name in plan.unrecorded if name not in SERVICES]
     if python_only:
-        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in changes.items())
         raise SweepError(
             f"The sweep has settings that only Python can give ({', '.join(python_only)}). Call "
-            f"run_sweep with the same arguments, except {given}."
+            f"run_sweep with the same arguments, except {arguments}."
         )
     if not plan.commands:
         raise SweepError("plan.json records no command. Run the sweep with `sweep run`.")

@@ -186,7 +186,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, use_device(config.execution.device))
 
-    small = config.group_size
+    small = config.sequences_per_group
     factor = 2 if config.science.workload.samples else 4
     sizes = sorted({small, factor * small, max(small, config.microbatch_size)})
     seconds: dict[int, float] = {}

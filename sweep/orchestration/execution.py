@@ -4,7 +4,7 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.optimizers import OPTIMIZERS, optimizer_facts
+from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, tokens_at_once
@@ -48,7 +48,7 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
     samples = experiment.workload.samples
     names = experiment.optimizer_names
     if chosen.zero and not all(optimizer_facts(name)["shards"] for name in names):
-        sharded = [name for name, facts in OPTIMIZERS.items() if facts["shards"]]
+        sharded = [name for name, facts in OPTIMIZER_FACTS.items() if facts["shards"]]
         problem = f"zero shards the optimizers {' and '.join(sharded)}, got {' and '.join(names)}"
         raise SweepError(f"{problem}. Leave it out.")
     if chosen.generation_batch_size and not samples:

@@ -190,7 +190,7 @@ def probe_memory(
     elif device_type == "cpu":  # counting every tensor needs eager steps
         config = config.with_microbatch(config.microbatch_size, compile=False)
 
-    multiple = math.lcm(multiple, config.group_size)
+    multiple = math.lcm(multiple, config.sequences_per_group)
     if largest and largest % multiple:
         near = nearest_multiples(largest, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {largest}. Use {near}.")

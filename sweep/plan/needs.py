@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.config.experiment import Experiment, TuningSettings
-from sweep.config.optimizers import OPTIMIZERS, optimizer_facts
+from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.settings import settings_of
 from sweep.errors import SweepError
 from sweep.plan.policies import parse_policy
@@ -135,7 +135,7 @@ def _unmet_needs_of_training(experiment: Experiment) -> list[UnmetNeed]:
         keys = [f"optimizer.{setting}"]
         if is_tuned and setting in experiment.tuning.dimensions:
             keys.append("tuning.dimensions")
-        users = [user for user, facts in OPTIMIZERS.items() if setting in facts["settings"]]
+        users = [user for user, facts in OPTIMIZER_FACTS.items() if setting in facts["settings"]]
         for key in keys:
             need = UnmetNeed(
                 key=key,

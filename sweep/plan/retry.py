@@ -71,7 +71,7 @@ def status_after(
 
 def microbatch_within(bound: int, config: TrialConfig) -> int:
     """Return a trial's largest legal microbatch size that is at most `bound`, and at least 1."""
-    return largest_divisor(config.sequences_per_device, bound, config.group_size)
+    return largest_divisor(config.sequences_per_device, bound, config.sequences_per_group)
 
 
 def is_to_run(status: TrialStatus, retried_causes: frozenset[Cause] = frozenset()) -> bool:

@@ -1,4 +1,4 @@
-"""The folders of a sweep and of its trials: initial weights, and a check of every file."""
+"""The folders of a sweep and of its trials: the paths of their files, and how they are read."""
 
 import contextlib
 import os
