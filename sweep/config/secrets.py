@@ -44,7 +44,7 @@ FIELD = re.compile(  # in an option; a variable of this name may be for a servic
     r"(?<![a-z])(text|image|label|input|output|target|prompt|answer|response)_(key|token)s?"
     r"|(?<![a-z])(sort|group|data|dataset|column|metric|feature)_keys?|(?<![a-z])(start|end)_tokens?"
 )
-# Names that end so tell where a secret is.
+# Names with these endings tell where a secret is stored, and have no secret as their value.
 POINTER = re.compile(r"(?<![a-z])(file|path|dir|env|var|variable|name)\Z")
 SWITCH = {"true", "false", "none", "null", "yes", "no", "auto"}
 REFERENCE = re.compile(r"\$|\{\w+\}")  # to a variable of a shell, or a placeholder

@@ -34,8 +34,9 @@ SETTINGS_OF_COMMANDS = {
 }
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LESS_MEMORY = (
-    "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
-    "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
+    "Choose another --out and try --activation-checkpointing, --loss-chunk-rows 512 or --precision "
+    "bf16 or, except for GRPO, --devices-per-trial 2 --zero 3. `sweep forecast` predicts the peak "
+    "memory of each."
 )
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 
@@ -61,13 +62,13 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     has_known_model: ClassVar[bool] = True
     """Whether its model can be built here, to count its parameters and to forecast its memory."""
     reads_text: ClassVar[bool] = False
-    """Whether it trains the experiment's language model on the experiment's text."""
+    """Whether the experiment's language model is trained on the experiment's text."""
     context_is_bound: ClassVar[bool] = False
     """Whether its sequences only have to fit the model's context, which may be longer."""
     comparison_keys: ClassVar[frozenset[str]] = frozenset()
     """Fields that only tell how trials are compared, and are not part of a trial's id."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
-    """What helps a trial that runs out of memory at the smallest microbatch."""
+    """Remedy for a trial that runs out of memory at the smallest microbatch."""
 
     @classmethod
     def settable_keys(cls) -> set[str]:
@@ -105,7 +106,7 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return True
 
     def build_objective(self) -> Objective:
-        """Return what batch sizes are compared by, without a target."""
+        """Return the metric that batch sizes are compared by if there is no target."""
         return LOSS
 
     @property

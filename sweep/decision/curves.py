@@ -1,4 +1,4 @@
-"""Loss against learning rate near its lowest point: the best rate, and what another one gives up.
+"""Fit the loss against the learning rate: the best rate, and the regret of another one.
 
 A curve is quadratic in the log rate on both sides of its lowest point, and on one side at most
 `STEEPNESS` times as steep as on the other. It is possible if its sum of squared residuals exceeds
