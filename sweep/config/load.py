@@ -1,7 +1,7 @@
 """Load an experiment from a file and from flags."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sweep.config.workloads import (
     KINDS,
     SETTINGS_OF_COMMANDS,
     SETTINGS_OF_KIND,
+    UserWorkload,
     workload_table,
 )
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
@@ -91,13 +92,22 @@ def _merge_flags(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str,
 
 def _refuse_repeated(flags: Mapping[str, Any]) -> None:
     """Refuse a flag and a table that set the same key; only Python can give both."""
-    keys = [(s.name, *s.path) for s in settings_of(Experiment) if len(s.path) == 2]
-    keys += [(name, "model", name) for name in (*SIZES, "lora")]
-    keys += [("model_option", "model", "options")]
-    for name, table, key in keys:
-        values = flags.get(table)
-        if name in flags and isinstance(values, dict) and key in values:
-            raise SweepError(f"{name} and {table}.{key} set the same value. Leave one out.")
+    keys = [(field.name, field.path) for field in settings_of(Experiment)]
+    keys += [(field.name, ("workload", *field.path)) for field in settings_of(UserWorkload)]
+    keys += [(name, ("model", name)) for name in (*SIZES, "lora")]
+    keys.append(("model_option", ("model", "options")))
+    for name, path in keys:
+        is_in_table = len(path) > 1 and _contains(flags, path)
+        if name in flags and is_in_table:
+            raise SweepError(f"{name} and {'.'.join(path)} set the same value. Leave one out.")
+
+
+def _contains(table: Any, path: Sequence[str]) -> bool:
+    for key in path:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True
 
 
 def _fields_of_file(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:

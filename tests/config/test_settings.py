@@ -91,6 +91,7 @@ def test_a_flag_and_a_table_are_both_heeded_in_any_order():
         {"noise": True, "noise_scale": {"measure": False}},
         {"tune_centre": 0.1, "tuning": {"centre": 0.2}},
         {"workload": {"kind": "grpo", "group_size": 4}, "group_size": 8},
+        {"workload": {"kind": "m:W", "grpo_settings": {"group_size": 4}}, "group_size": 8},
         {"model": {"preset": "small", "vocabulary": 300}, "vocabulary": 500},
         {"model": {"kind": "m:f", "options": {}}, "model_option": "width=3"},
     ],
