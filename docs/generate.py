@@ -58,7 +58,7 @@ FLAGS: dict[str, type[Settings]] = {  # without keys
     "services": services_table(),
 }
 # Keys that `sweep` sets.
-NOT_WRITTEN = {"model_source", "replaced_sizes", "code_folder", "declared"}
+NOT_WRITTEN = {"model_source", "replaced_sizes", "code_folder"}
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation
 TYPES = {"string": "text", "number": "number", "integer": "integer", "boolean": "true or false"}
 TYPES |= {"object": "table"}
@@ -78,7 +78,6 @@ MODEL_KEYS = {  # meanings of the fields without a comment
     "heads": "attention heads, which must split `d_model` into equal even parts",
     "d_ff": "width of the feed-forward layers",
     "options": "further arguments of your function",
-    "dimensions": "number of parameters",
 }
 RESULTS = Path(__file__).parent / "results.md"
 SUBJECTS: dict[Path, tuple[Subject, ...]] = {  # of the checks in a page's table
@@ -108,8 +107,8 @@ def cli_page() -> str:
     ]
     for path, command in _commands("sweep", sweep):
         settings = {**sweep.context_settings, "terminal_width": 100}
-        own = click.Context(command, info_name=path, **settings)
-        parts.append(f"## {path}\n\n```\n{command.get_help(own)}\n```\n")
+        context = click.Context(command, info_name=path, **settings)
+        parts.append(f"## {path}\n\n```\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 
 
@@ -133,8 +132,10 @@ def _with_tables(page: Path, tables: dict[str, str]) -> str:
     text = page.read_text(encoding="utf-8")
     parts = re.split(r"(<!-- table: (\w+) -->\n)(?:\n\|[^\n]*(?:\n\|[^\n]*)*\n)?", text)
     assert {*parts[2::3]} == tables.keys(), "each table has one marker"
-    rest = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    return parts[0] + "".join(f"{mark}\n{tables[name]}{prose}" for mark, name, prose in rest)
+    written = parts[0]
+    for mark, name, prose in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        written += f"{mark}\n{tables[name]}{prose}"
+    return written
 
 
 def _preset_rows() -> str:
@@ -149,7 +150,9 @@ def _preset_rows() -> str:
 def _kind_rows() -> str:
     kinds_of = dict[tuple[str, str, str], list[str]]()  # by key, default and meaning
     for table in MODELS:
-        comments = {k: v for base in reversed(table.mro()) for k, v in _comments_in(base).items()}
+        comments = dict[str, str]()
+        for base in reversed(table.mro()):
+            comments |= _comments_in(base)
         for name, field in table.model_fields.items():
             if field.annotation in (type(None), Literal[field.default]):
                 continue  # the only value
@@ -171,8 +174,9 @@ def _default(field: FieldInfo, unset: str = "required") -> str:
 
 
 def _comments_in(table: type) -> dict[str, str]:
-    is_model = issubclass(table, ModelBase)
-    return {k: v for k, v in comments_of(table).items() if v} if is_model else {}
+    if not issubclass(table, ModelBase):
+        return {}
+    return {name: comment for name, comment in comments_of(table).items() if comment}
 
 
 def _rows(table: type[Settings]) -> str:
@@ -184,17 +188,21 @@ def _rows(table: type[Settings]) -> str:
     is_experiment = table in TABLES.values()
     comments = comments_of(table) if is_experiment else {}
     types = table.model_json_schema()["properties"]
-    heads = [*["key"] * is_experiment, "flag", "type", "default", "meaning"]
+    heads = ["flag", "type", "default", "meaning"]
+    if is_experiment:
+        heads.insert(0, "key")
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for name, field in table.model_fields.items():
-        if name in {"kind", *TABLES, *NOT_WRITTEN} or not (is_experiment or name in flags):
+        is_written = is_experiment or name in flags
+        if not is_written or name in {"kind", *TABLES, *NOT_WRITTEN}:
             continue
         default = _default(field, DEFAULTS.get(name, "required"))
         text = (field.description or comments[name]).rstrip(".")
         if table is Experiment and name == "name":
             text = "name of the experiment and of its folder in `results/`"
-        cells = [f"`{name}`"] * is_experiment
-        cells += [flags.get(name, ""), _type_of(types[name]), default, text]
+        cells = [flags.get(name, ""), _type_of(types[name]), default, text]
+        if is_experiment:
+            cells.insert(0, f"`{name}`")
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -203,10 +211,11 @@ def _type_of(schema: dict[str, Any]) -> str:
     """Write a JSON schema: its type and bounds, or the values that it allows."""
     if "oneOf" in schema:  # models
         return "text or table"
-    if options := [part for part in schema.get("anyOf", ()) if part.get("type") != "null"]:
+    options = [part for part in schema.get("anyOf", ()) if part.get("type") != "null"]
+    if options:
         return " or ".join(map(_type_of, options))
-    if values := schema.get("enum"):
-        return ", ".join(f"`{value}`" for value in values)
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema["type"] == "array":
         return f"list: {_type_of(schema['items'])}"
     bounds = [f"{sign} {schema[key]:g}" for key, sign in BOUNDS.items() if key in schema]
@@ -232,7 +241,8 @@ def _comments_in_source(table: type[Settings]) -> dict[str, str]:
         if comment and not code:
             above.append(comment)
             continue
-        if match := re.match(r"(\w+): ", code):
+        match = re.match(r"(\w+): ", code)
+        if match:
             comments[match[1]] = " ".join([*above, comment]).strip()
         above = []
     return comments
@@ -266,7 +276,7 @@ def checks_page(page: Path) -> str:
 
 def _check_rows(checks: list[CheckDefinition]) -> str:
     has_columns = any(check.needs for check in checks)
-    heads = ["check", *["needs"] * has_columns, "fails if"]
+    heads = ["check", "needs", "fails if"] if has_columns else ["check", "fails if"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for check in checks:
         cells = [f"`{check.code}`"]

@@ -25,6 +25,7 @@ LONG_INPUT = re.compile(
     rf"|\S{{{LONG},}}",
     re.DOTALL,
 )
+WORD = re.compile(r"[^\W_]+")  # of a name such as evaluation.train_points
 SYNONYMS = ({"lr", "learning_rate"}, {"seed", "seeds"}, {"batch_size", "batches"})
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
@@ -36,8 +37,15 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
         synonyms = (names - {name}).intersection(known)
         if name in names and synonyms:
             return f"Did you mean {min(synonyms)!r}?"
-    close = difflib.get_close_matches(name, known, 1)
+    similar = [other for other in known if _resembles(name, other)]
+    close = difflib.get_close_matches(name, similar, 1)
     return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def _resembles(name: str, other: str) -> bool:
+    """Return True if each word of a name is nearly one of the other's; else it means another."""
+    words = WORD.findall(other)
+    return all(difflib.get_close_matches(word, words, 1) for word in WORD.findall(name))
 
 
 def without_secrets(text: object) -> str:

@@ -7,10 +7,13 @@ from typing import Any
 
 PACKAGE = Path(__file__).parent
 
-# In a checkout the experiments lie beside the package, in an installed package inside of it.
+# The experiments lie next to the package in a checkout, and inside an installed package.
 EXPERIMENTS = PACKAGE.with_name("experiments")
 if not (EXPERIMENTS / "tinystories.toml").is_file():
     EXPERIMENTS = PACKAGE / "experiments"
+
+# Experiments that are loaded without a name, by kind of workload. Other kinds need none.
+DEFAULT_EXPERIMENTS = {"pretrain": "tinystories", "grpo": "tinystories", "quadratic": "quadratic"}
 
 
 def read_toml(module_file: str, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How trials are executed, which changes results by rounding at most, and with which services."""
+"""Settings of the execution, which change results by rounding at most, and of the services."""
 
 from typing import Annotated, Literal
 

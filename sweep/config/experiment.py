@@ -101,14 +101,19 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         return "examples" if self.tokens_per_sequence == 1 else "sequences"
 
     @property
+    def optimizer_names(self) -> tuple[str, ...]:
+        return (self.optimizer.name,)
+
+    @property
     def user_code(self) -> list[str]:
         """The command, or the user's workload, optimizer and so on, each as module:object."""
         if self.workload.is_program:
             return [*self.workload.code]
-        model = self.model.name if self.model.kind == "object" else ""
-        optimizers = (self.optimizer.name, *getattr(self, "optimizers", ()))
-        names = (*self.workload.code, model, *optimizers, self.schedule.name)
-        return [name for name in dict.fromkeys(names) if ":" in name]
+        names = [*self.workload.code, *self.model.code]
+        for name in (*self.optimizer_names, self.schedule.name):
+            if ":" in name:
+                names.append(name)
+        return list(dict.fromkeys(names))
 
 
 def _read_seeds(value: Any) -> Any:
@@ -223,12 +228,11 @@ class Experiment(TrainingSettings):
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32. Leave it out")
 
-        is_pretrained = getattr(model, "tokenizer_sha256", None) is not None
-        if (self.tokenizer == "pretrained") != is_pretrained:
+        if (self.tokenizer == "pretrained") != (model.tokenizer_hash is not None):
             needed = "a model with eos_token_id and tokenizer.json, as --init or --model"
             raise ValueError(f"tokenizer 'pretrained' needs {needed}. Name one")
 
-        if getattr(model, "lora", None) and self.init is None:
+        if model.adapter_rank is not None and self.init is None:
             raise ValueError("lora needs pretrained weights. Name them with --init")
         if model.vocabulary is None and (self.init, self.data) != (None, None):
             raise ValueError("init and data apply only to language models. Leave them out")

@@ -45,15 +45,15 @@ def weights_folder(source: str) -> Path:
     return folder
 
 
-def _own_home() -> dict[str, str]:
+def _home_in_cache() -> dict[str, str]:
     """Return a home for these libraries in SWEEP_CACHE if theirs cannot be written."""
     cache = os.environ.get("SWEEP_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    usual = Path(f"{base}/huggingface")
+    home = Path(f"{base}/huggingface")
     try:
-        usual = usual.expanduser()
-        usual.mkdir(parents=True, exist_ok=True)
-        is_usable = os.access(usual, os.W_OK)
+        home = home.expanduser()
+        home.mkdir(parents=True, exist_ok=True)
+        is_usable = os.access(home, os.W_OK)
     except (OSError, RuntimeError):  # the user may have no home
         is_usable = False
     if is_usable or not cache:
@@ -70,7 +70,7 @@ def hugging_face(subject: str, remedy: str) -> Iterator[None]:
     defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
     if not sys.stderr.isatty():
         defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    os.environ.update({**defaults, **_own_home(), **os.environ})
+    os.environ.update({**defaults, **_home_in_cache(), **os.environ})
     try:
         yield
     except SweepError:

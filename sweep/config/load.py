@@ -1,7 +1,7 @@
 """Load an experiment from a file and from flags."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,22 @@ from sweep.config.numbers import parse_count, parse_options
 from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import merge_settings, parse_settings, settings_of
-from sweep.config.workloads import DECLARATIONS, SETTINGS_OF_COMMANDS
+from sweep.config.workloads import (
+    KINDS,
+    SETTINGS_OF_COMMANDS,
+    SETTINGS_OF_KIND,
+    UserWorkload,
+    workload_table,
+)
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
-from sweep.resources import EXPERIMENTS, shipped_experiments
+from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiments
 from sweep.usercode.commands import check_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
+# Flags of the keys of a workload, such as group_size.
+WORKLOAD_KEYS = [
+    field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
+]
 
 
 def load_experiment(
@@ -32,59 +42,80 @@ def load_experiment(
     overrides = {} if overrides is None else overrides
     flags = {key: value for key, value in overrides.items() if value is not None}
     _refuse_repeated(flags)
-    file = _fields_of_file(name, flags)
-    usual = _sizes_of_file(file) | file
-    is_other_model = flags.get("model") not in (None, file.get("model"))
-    replaced: dict[str, Any] = {}
-    if is_other_model and ":" in str(flags["model"]):
-        file = dict(usual)
-    elif is_other_model:  # sizes in the file belong to the file's model
-        replaced = {key: file[key] for key in SIZES if key in file}
-        file = {key: value for key, value in file.items() if key not in SIZES}
 
-    file["workload"] = _choose_workload(file, flags)
-    others = {key: value for key, value in flags.items() if key != "workload"}
-    merged = merge_settings(Experiment, file, others)
-    fields = with_transformers(merged, usual, flags, keeps_model_sizes)
+    file = _fields_of_file(name, flags)
+    file_with_sizes = _sizes_of_file(file) | file
+    is_other_model = flags.get("model") not in (None, file.get("model"))
+    fields = dict(file)
+    unused_sizes: dict[str, Any] = {}
+    if is_other_model and ":" in str(flags["model"]):
+        fields = file_with_sizes  # a model of the user takes any size
+    elif is_other_model:  # sizes in the file belong to the file's model
+        unused_sizes = {key: fields.pop(key) for key in SIZES if key in fields}
+    merged = _merge_flags(fields, flags)
+
+    fields = with_transformers(merged, file_with_sizes, flags, keeps_model_sizes)
     is_of_transformers = fields is not merged
     if is_of_transformers and "init" in flags:
         is_other_model = True
     if is_other_model and "schedule" not in flags and not _is_path(name):
         _drop_warmup_of_shipped_model(fields)
 
-    _check_workload(fields, flags)
-    fields |= _own_model(fields)
+    _check_command(fields, flags)
+    fields |= _fields_without_text(fields)
     _complete_model(fields)
     if fields.get("target") is not None:
         _complete_schedule_of_target(fields)
     if not is_of_transformers:
-        fields["replaced_sizes"] = _replaced_sizes(replaced, flags, fields["model"])
-    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
+        fields["replaced_sizes"] = _replaced_sizes(unused_sizes, flags, fields["model"])
 
-    optimizer = experiment.optimizer.model_copy(update={"name": experiment.optimizer_names[0]})
-    several = experiment.optimizers if len(experiment.optimizers) > 1 else ()
+    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
+    return _with_one_optimizer(experiment)
+
+
+def _with_one_optimizer(experiment: Experiment) -> Experiment:
+    """Put the first optimizer into the table `optimizer`; `optimizers` lists two or more."""
+    names = experiment.optimizer_names
+    optimizer = experiment.optimizer.model_copy(update={"name": names[0]})
+    several = names if len(names) > 1 else ()
     return experiment.model_copy(update={"optimizer": optimizer, "optimizers": several})
+
+
+def _merge_flags(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the file with the flags, and the table of the workload."""
+    of_workload = {"workload", *WORKLOAD_KEYS}
+    others = {key: value for key, value in flags.items() if key not in of_workload}
+    fields = merge_settings(Experiment, file, others)
+    fields["workload"] = _workload_with_flags(_choose_workload(file, flags), flags)
+    return fields
 
 
 def _refuse_repeated(flags: Mapping[str, Any]) -> None:
     """Refuse a flag and a table that set the same key; only Python can give both."""
-    keys = [(s.name, *s.path) for s in settings_of(Experiment) if len(s.path) == 2]
-    keys += [(name, "model", name) for name in (*SIZES, "lora")]
-    keys += [("model_option", "model", "options")]
-    for name, table, key in keys:
-        values = flags.get(table)
-        if name in flags and isinstance(values, dict) and key in values:
-            raise SweepError(f"{name} and {table}.{key} set the same value. Leave one out.")
+    keys = [(field.name, field.path) for field in settings_of(Experiment)]
+    keys += [(field.name, ("workload", *field.path)) for field in settings_of(UserWorkload)]
+    keys += [(name, ("model", name)) for name in (*SIZES, "lora")]
+    keys.append(("model_option", ("model", "options")))
+    for name, path in keys:
+        is_in_table = len(path) > 1 and _contains(flags, path)
+        if name in flags and is_in_table:
+            raise SweepError(f"{name} and {'.'.join(path)} set the same value. Leave one out.")
+
+
+def _contains(table: Any, path: Sequence[str]) -> bool:
+    for key in path:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True
 
 
 def _fields_of_file(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the experiment's file; of the user's workload or command, few."""
-    workload = str(flags.get("workload", ""))
-    if name is not None:
-        return _read_experiment(name)
-    if ":" in workload or "command" in flags:
-        return {"lr": "1e-3"}
-    return _read_experiment("quadratic" if workload == "quadratic" else "tinystories")
+    """Return the fields of the experiment's file; without a name, of the workload's default."""
+    if not name:
+        workload = {"kind": "command"} if "command" in flags else flags.get("workload", {})
+        name = DEFAULT_EXPERIMENTS.get(workload_table(workload)["kind"])
+    return _read_experiment(name) if name else {"lr": "1e-3"}
 
 
 def _sizes_of_file(file: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,57 +125,61 @@ def _sizes_of_file(file: Mapping[str, Any]) -> dict[str, Any]:
     return {key: model[key] for key in SIZES if key in model}
 
 
-def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> Any:
+def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of the workload: the file's, unless a flag names another one."""
-    table = _as_table(file.get("workload", "pretrain"))
+    table = workload_table(file.get("workload", "pretrain"))
+    kind = table["kind"]
     if "command" in flags:
-        named: Any = {"kind": "command"}
+        named = {"kind": "command"}
     else:
-        named = _as_table(flags.get("workload", table))
-    if not isinstance(table, dict) or not isinstance(named, dict):
-        return named  # which pydantic refuses
-    kind = table.get("kind", "pretrain")
-    named = {"kind": kind, **named}
-    if named == {"kind": kind}:
-        return {"kind": kind, **table}
-    if ":" in str(named["kind"]) and kind == "grpo":
-        of_grpo = {key: value for key, value in table.items() if key != "kind"}
-        return {"grpo_settings": of_grpo, **named}  # the user's class may be derived from Grpo
-    return named
+        named = workload_table(flags.get("workload", {}), default_kind=kind)
+
+    settings = {key: value for key, value in table.items() if key not in ("kind", "object")}
+    if named["kind"] == "user" and kind == "grpo":
+        return {"grpo_settings": settings, **named}  # the class may be derived from Grpo
+    is_other_kind = named["kind"] != kind
+    if is_other_kind and settings:
+        flag = "command" if "command" in flags else "workload"
+        keys = cut(", ".join(sorted(settings)))
+        problem = f"does not apply to an experiment with settings of the workload {kind!r} ({keys})"
+        raise SweepError(f"{flag} {problem}. Leave it out, or choose another experiment.")
+    has_settings = not named.keys() <= {"kind", "object"}
+    return named if is_other_kind or has_settings else {**table, **named}
 
 
-def _as_table(workload: Any) -> Any:
-    """Return the table of a workload that may be named by its kind or its command alone."""
-    if isinstance(workload, str):
-        return {"kind": workload}
-    if isinstance(workload, dict) and "command" in workload:
-        return {"kind": "command", **workload}
-    return workload
+def _workload_with_flags(table: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the flags that are keys of a workload, and refuse keys of other kinds of workload."""
+    workload = SETTINGS_OF_KIND[table["kind"]]
+    values = {name: flags[name] for name in WORKLOAD_KEYS if name in flags}
+    merged = merge_settings(workload, table, values)
+
+    for key in sorted(merged.keys() - workload.settable_keys()):
+        kinds = [kind for kind in KINDS if key in SETTINGS_OF_KIND[kind].settable_keys()]
+        if kinds:  # else it is not a known key
+            subject = key if key in values else f"'workload.{key}'"
+            problem = f"does not apply to {table.get('object', table['kind'])!r}"
+            raise SweepError(f"{subject} {problem}, only to {' or '.join(kinds)}. Leave it out.")
+    return merged
 
 
-def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Refuse settings that do not apply to a command, or that only a command has."""
+def _check_command(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Refuse settings that do not apply to a command."""
     table = fields["workload"]
-    if not isinstance(table, dict):
-        return
-    command = table.get("command")
     if table["kind"] != "command":
-        is_user_code = table["kind"] == "user" or ":" in str(table["kind"])
-        if is_user_code and not table.keys().isdisjoint(DECLARATIONS):
-            raise SweepError("objective, direction and unit need a command. Leave them out.")
         return
-    if command is None:
+    if "command" not in table:
         raise SweepError("workload 'command' needs a command. Use --command instead.")
-    refuse_secrets(str(command))
+    refuse_secrets(str(table["command"]))
+
     others = sorted(fields.keys() - SETTINGS_OF_COMMANDS)
-    if "command" in flags and _names_another(flags.get("workload")):
+    if "workload" in flags and workload_table(flags["workload"], "command")["kind"] != "command":
         others.insert(0, "workload")
     if not others:
         return
     names = [setting.name for setting in settings_of(Experiment) if setting.path[0] == others[0]]
-    given = [name for name in (*names, others[0]) if name in flags]
-    if given:
-        subject = cut(given[0])
+    flag = next((name for name in (*names, others[0]) if name in flags), None)
+    if flag is not None:
+        subject = cut(flag)
     elif "command" in flags:
         subject = f"experiment {fields['name']!r}"
     else:
@@ -153,28 +188,21 @@ def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None
     raise SweepError(f"{subject} {problem}. Leave it out.")
 
 
-def _names_another(workload: Any) -> bool:
-    """Return True if a flag names a workload other than a command."""
-    table = _as_table(workload)
-    kind = table.get("kind", "command") if isinstance(table, dict) else table
-    return kind not in (None, "command")
-
-
-def _own_model(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment whose workload or command has its own model."""
+def _fields_without_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an experiment whose workload or command brings its own model."""
     table = fields["workload"]
-    kind = str(table.get("kind")) if isinstance(table, dict) else ""
+    kind = table["kind"]
     if kind == "command":
         command = table["command"]
         title = title_of_command(check_command(str(command)))
-        name = f"command: {command}"
-    elif "model" not in fields and (":" in kind or kind == "quadratic"):
-        name = kind
-        title = name.partition(":")[0].rpartition(".")[2]
+        model_name = f"command: {command}"
+    elif "model" not in fields and not SETTINGS_OF_KIND[kind].reads_text:
+        model_name = str(table.get("object", kind))
+        title = model_name.partition(":")[0].rpartition(".")[2]
     else:
         return {}
-    own = {"kind": "object", "name": name, "vocabulary": None, "context": 1}
-    return {"name": title, "data": None, **fields, "model": own}
+    model = {"kind": "object", "name": model_name, "vocabulary": None, "context": 1}
+    return {"name": title, "data": None, **fields, "model": model}
 
 
 def _complete_model(fields: dict[str, Any]) -> None:
@@ -211,11 +239,11 @@ def _drop_warmup_of_shipped_model(fields: Mapping[str, Any]) -> None:
 
 
 def _replaced_sizes(
-    replaced: Mapping[str, Any], flags: Mapping[str, Any], model: Mapping[str, Any]
+    file_sizes: Mapping[str, Any], flags: Mapping[str, Any], model: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """List the sizes of a file that are left out, because a flag names another model."""
     sizes = []
-    for name, value in replaced.items():
+    for name, value in file_sizes.items():
         size = parse_count(value, name)
         used = model.get(name)
         if name not in flags and used not in (None, size):

@@ -24,7 +24,27 @@ class ModelBase(Settings):
     @property
     def supports_half_precision(self) -> bool:
         """Whether bf16 may be chosen; a workload's own model may use autocast by itself."""
-        return getattr(self, "vocabulary", None) is not None
+        return True
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The user's code that builds it, as module:object."""
+        return ()
+
+    @property
+    def tokenizer_hash(self) -> str | None:
+        """The sha256 of the tokenizer.json that it was pretrained with; None if there is none."""
+        return None
+
+    @property
+    def end_token(self) -> int:
+        """The id of the end of a text, of a pretrained tokenizer."""
+        return 0
+
+    @property
+    def adapter_rank(self) -> int | None:
+        """The rank of the adapters, which alone are trained; None: all weights are."""
+        return None
 
 
 class TransformerSettings(ModelBase):
@@ -63,6 +83,18 @@ class HuggingFaceSettings(ForeignModel):  # a causal language model
     tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
     lora: Positive | None = None  # rank of the adapters, which alone are trained; None: all weights
 
+    @property
+    def tokenizer_hash(self) -> str | None:
+        return self.tokenizer_sha256
+
+    @property
+    def end_token(self) -> int:
+        return self.end
+
+    @property
+    def adapter_rank(self) -> int | None:
+        return self.lora
+
 
 class ObjectSettings(ForeignModel):
     """A user's function of vocabulary, context and options: a module from ids (B, T) to logits.
@@ -74,6 +106,14 @@ class ObjectSettings(ForeignModel):
     name: str  # "module:object"
     vocabulary: Positive | None = 10_000  # type: ignore[assignment]  # size of the tokenizer and embeddings
     options: dict[str, JsonValue] = Field(default={})
+
+    @property
+    def supports_half_precision(self) -> bool:
+        return self.vocabulary is not None
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return (self.name,) if ":" in self.name else ()
 
 
 class ReplacedSize(Settings):

@@ -8,11 +8,11 @@ from sweep.config.settings import Settings, one_of
 from sweep.resources import read_toml
 
 OptimizerName = Annotated[str, one_of("adamw", "sgd", "muon", "adafactor", "none")]
-OPTIMIZERS: dict[str, dict[str, Any]] = read_toml(__file__, "optimizers.toml")
+OPTIMIZER_FACTS: dict[str, dict[str, Any]] = read_toml(__file__, "optimizers.toml")
 
 
 def optimizer_facts(name: str) -> dict[str, Any]:
-    return OPTIMIZERS.get(name, OPTIMIZERS["own"])
+    return OPTIMIZER_FACTS.get(name, OPTIMIZER_FACTS["user"])
 
 
 class OptimizerSettings(Settings):

@@ -44,7 +44,7 @@ FIELD = re.compile(  # in an option; a variable of this name may be for a servic
     r"(?<![a-z])(text|image|label|input|output|target|prompt|answer|response)_(key|token)s?"
     r"|(?<![a-z])(sort|group|data|dataset|column|metric|feature)_keys?|(?<![a-z])(start|end)_tokens?"
 )
-# Names that end so tell where a secret is.
+# Names with these endings tell where a secret is stored, and have no secret as their value.
 POINTER = re.compile(r"(?<![a-z])(file|path|dir|env|var|variable|name)\Z")
 SWITCH = {"true", "false", "none", "null", "yes", "no", "auto"}
 REFERENCE = re.compile(r"\$|\{\w+\}")  # to a variable of a shell, or a placeholder
@@ -72,21 +72,21 @@ def refuse_secrets(text: str, subject: str = "the command") -> None:
         if _is_harmless(value):
             continue
         words = "_".join(part.lower() for part in WORD.findall(name))
-        shown = f"a value of {cut(name, 60)}"
+        secret = f"a value of {cut(name, 60)}"
         if _is_secret(words, value, is_variable):
-            raise _refusal(subject, shown)
+            raise _refusal(subject, secret)
         if _may_be_secret(words, value, is_variable):
-            _warn(subject, shown)
+            _warn(subject, secret)
 
 
-def _warn(subject: str, shown: str) -> None:
+def _warn(subject: str, secret: str) -> None:
     advice = "If it is secret, export a variable that the script reads instead."
-    LOG.warning("%s contains %s, which will be stored. %s", subject, shown, advice)
+    LOG.warning("%s contains %s, which will be stored. %s", subject, secret, advice)
 
 
-def _refusal(subject: str, shown: str) -> SweepError:
+def _refusal(subject: str, secret: str) -> SweepError:
     remedy = "Export it as a variable before `sweep run`, which the script inherits and can read"
-    return SweepError(f"{subject} must not contain a secret, got {shown}. {remedy}.")
+    return SweepError(f"{subject} must not contain a secret, got {secret}. {remedy}.")
 
 
 def _words(text: str) -> list[str]:

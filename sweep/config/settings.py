@@ -131,16 +131,23 @@ def _describe_mistake(table: type[Settings], mistake: ErrorDetails) -> str:
     """Return a sentence about a mistake that pydantic found, with its remedy."""
     keys = {".".join(path): info for path, info in _fields_of(table)}
     key = ""
+    tag = ""  # kind of the innermost table that is a member of a union
     is_known = False
-    for part in map(str, mistake["loc"]):  # also the tags of unions, and indices
+    is_tag_next = False
+    for part in map(str, mistake["loc"]):  # also indices
+        if is_tag_next:
+            tag = part
+            is_tag_next = False
+            continue
         longer = f"{key}.{part}".strip(".")
         is_known = longer in keys
         if is_known:
             key = longer
+            is_tag_next = keys[key].discriminator is not None
 
     kind = mistake["type"]
     if kind == "extra_forbidden" and is_known:  # another member of the union has it
-        return f"{key!r} does not apply to {mistake['loc'][-2]!r}. Leave it out."
+        return f"{key!r} does not apply to {tag!r}. Leave it out."
     if kind == "extra_forbidden":
         key = f"{key}.{mistake['loc'][-1]}".strip(".")
         hint = did_you_mean(key, keys) or "Remove it."

@@ -32,8 +32,8 @@ def tokenizer_of(experiment: Experiment) -> TokenizerSettings | None:
     return TokenizerSettings(
         kind=kind,
         vocabulary=model.vocabulary,
-        end=getattr(model, "end", 0),
-        sha256=getattr(model, "tokenizer_sha256", None),
+        end=model.end_token,
+        sha256=model.tokenizer_hash,
     )
 
 
@@ -77,7 +77,7 @@ class TrialConfig(Settings):
     code_path: str | None = None  # folder of modules of user code; relative to the sweep folder
 
     @property
-    def group_size(self) -> int:
+    def sequences_per_group(self) -> int:
         return self.science.workload.sequences_per_group
 
     @property

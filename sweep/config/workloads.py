@@ -3,29 +3,40 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
 from sweep.config.models import ModelSettings, Positive
 from sweep.config.numbers import nearest_multiples
 from sweep.config.objective import LOSS, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
-from sweep.errors import SweepError
+from sweep.errors import SweepError, did_you_mean
 from sweep.usercode.commands import check_command, placeholders_of
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 # Settings of a command's experiment; the others belong to trainings of this package. The optimizer
 # and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
 SETTINGS_OF_COMMANDS = {
-    *("name", "question", "workload", "code_folder", "context", "budget", "batches", "lr"),
-    *("seeds", "tuning", "answer", "optimizer", "schedule"),
+    "name",
+    "question",
+    "workload",
+    "code_folder",
+    "context",
+    "budget",
+    "batches",
+    "lr",
+    "seeds",
+    "tuning",
+    "answer",
+    "optimizer",
+    "schedule",
 }
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LESS_MEMORY = (
-    "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
-    "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
+    "Choose another --out and try --activation-checkpointing, --loss-chunk-rows 512 or --precision "
+    "bf16 or, except for GRPO, --devices-per-trial 2 --zero 3. `sweep forecast` predicts the peak "
+    "memory of each."
 )
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 
@@ -47,11 +58,22 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     kind: str
 
     is_program: ClassVar[bool] = False
-    """Whether a program of the user trains. Its model and memory are not known."""
+    """Whether a program of the user trains, which reads the values of a trial as words."""
+    has_known_model: ClassVar[bool] = True
+    """Whether its model can be built here, to count its parameters and to forecast its memory."""
     reads_text: ClassVar[bool] = False
-    """Whether it trains the experiment's language model on the experiment's text."""
+    """Whether the experiment's language model is trained on the experiment's text."""
+    context_is_bound: ClassVar[bool] = False
+    """Whether its sequences only have to fit the model's context, which may be longer."""
+    comparison_keys: ClassVar[frozenset[str]] = frozenset()
+    """Fields that only tell how trials are compared, and are not part of a trial's id."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
-    """What helps a trial that runs out of memory at the smallest microbatch."""
+    """Remedy for a trial that runs out of memory at the smallest microbatch."""
+
+    @classmethod
+    def settable_keys(cls) -> set[str]:
+        """Return the keys that an experiment may set; the user's class declares the others."""
+        return {*cls.model_fields}
 
     @property
     def name(self) -> str:
@@ -84,7 +106,7 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return True
 
     def build_objective(self) -> Objective:
-        """Return what batch sizes are compared by, without a target."""
+        """Return the metric that batch sizes are compared by if there is no target."""
         return LOSS
 
     @property
@@ -198,6 +220,7 @@ class Grpo(GrpoSettings, WorkloadBase):
     kind: Literal["grpo"] = "grpo"
 
     reads_text: ClassVar[bool] = True
+    context_is_bound: ClassVar[bool] = True
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -224,7 +247,7 @@ class Grpo(GrpoSettings, WorkloadBase):
         self.refuse_batches(context)
 
 
-class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
+class MetricWorkload(WorkloadBase, use_attribute_docstrings=True):
     """A workload of the user, which names the metric that batch sizes are compared by."""
 
     objective: Annotated[MetricName, RunFlag(Group.MODEL, metavar="NAME")] = "loss"
@@ -235,6 +258,10 @@ class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
     """Unit of a command's objective in reports."""
     tolerance: Annotated[float, Field(gt=0)] = LOSS.tolerance  # --tolerance takes precedence
 
+    comparison_keys: ClassVar[frozenset[str]] = frozenset(
+        {"objective", "direction", "unit", "tolerance"}
+    )
+
     def build_objective(self) -> Objective:
         name = f"final_valid_{self.objective}"
         return Objective(name, self.direction, self.unit, self.tolerance, self.unit)
@@ -244,7 +271,7 @@ class OwnWorkload(WorkloadBase, use_attribute_docstrings=True):
         return (self.objective, self.direction) == ("loss", "minimize")
 
 
-class Command(OwnWorkload):
+class Command(MetricWorkload):
     """A program of the user, started with the values of a trial in place of its placeholders."""
 
     kind: Literal["command"] = "command"
@@ -252,6 +279,7 @@ class Command(OwnWorkload):
     """Your training script, with placeholders such as {batch_size}."""
 
     is_program: ClassVar[bool] = True
+    has_known_model: ClassVar[bool] = False
     memory_remedy: ClassVar[str] = (
         "Let the command use {microbatch_size} or {accumulation}, or less memory."
     )
@@ -291,7 +319,7 @@ class Command(OwnWorkload):
             raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
 
 
-class UserWorkload(OwnWorkload):
+class UserWorkload(MetricWorkload):
     """A class of the user, derived from `sweep.Workload`; it declares most settings itself."""
 
     kind: Literal["user"] = "user"
@@ -299,6 +327,10 @@ class UserWorkload(OwnWorkload):
     grpo_settings: GrpoSettings | None = None  # of a class that is derived from Grpo
     tokens_per_sequence: Positive | None = None  # as the class declares it; None: the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
+
+    @classmethod
+    def settable_keys(cls) -> set[str]:
+        return {"kind", "object", "grpo_settings"}
 
     @property
     def name(self) -> str:
@@ -346,31 +378,44 @@ class UserWorkload(OwnWorkload):
         return declared
 
 
+AnyWorkload = Pretrain | Grpo | Quadratic | Command | UserWorkload
+SETTINGS_OF_KIND: dict[str, type[WorkloadBase]] = {
+    workload.model_fields["kind"].default: workload for workload in get_args(AnyWorkload)
+}
+KINDS = tuple(kind for kind in SETTINGS_OF_KIND if kind != "user")  # as people write them
 # Attributes of the class of a user's workload.
-DECLARATIONS = (
-    *("tokens_per_sequence", "is_language", "objective", "direction", "unit", "tolerance"),
+DECLARATIONS = tuple(
+    name for name in UserWorkload.model_fields if name not in UserWorkload.settable_keys()
 )
-KINDS = ("pretrain", "grpo", "quadratic", "command")
 
 
-def _as_table(value: Any) -> Any:
-    """Complete a workload that is named by its kind, by module:object, or by its keys alone."""
-    if isinstance(value, str):
-        value = {"kind": value}
-    if isinstance(value, WorkloadBase):
-        return value
-    kind = value.get("kind") if isinstance(value, Mapping) else value
+def workload_table(workload: Any, default_kind: str = "pretrain") -> dict[str, Any]:
+    """Return the table of a workload, which may be named by its kind or by module:object alone.
+
+    A table without a kind is a command's if it has one, else of the default kind.
+
+    Raises:
+        SweepError: if it is neither text nor a table, or of an unknown kind.
+    """
+    table = {"kind": workload} if isinstance(workload, str) else workload
+    kind = None
+    if isinstance(table, Mapping):
+        kind = table.get("kind", "command" if "command" in table else default_kind)
+    if isinstance(kind, str) and kind in SETTINGS_OF_KIND:
+        return {**table, "kind": kind}
     if isinstance(kind, str) and ":" in kind:
-        return {**value, "kind": "user", "object": kind}
-    if kind not in (*KINDS, "user"):
-        known = f"{', '.join(KINDS)} or your module:object"
-        context = {"known": known, "names": KINDS, "got": kind}
-        raise PydanticCustomError("name", "must be {known}", context)
-    return value
+        return {**table, "kind": "user", "object": kind}
+
+    name = workload if kind is None else kind
+    hint = did_you_mean(str(name), KINDS) or "Correct it."
+    known = f"{', '.join(KINDS)} or your module:object"
+    raise SweepError(f"workload must be {known}, got {name!r}. {hint}")
+
+
+def _read_workload(value: Any) -> Any:
+    return value if isinstance(value, WorkloadBase) else workload_table(value)
 
 
 WorkloadSettings = Annotated[
-    Pretrain | Grpo | Quadratic | Command | UserWorkload,
-    Field(discriminator="kind"),
-    BeforeValidator(_as_table),
+    AnyWorkload, Field(discriminator="kind"), BeforeValidator(_read_workload)
 ]

@@ -1,4 +1,4 @@
-"""Loss against learning rate near its lowest point: the best rate, and what another one gives up.
+"""Fit the loss against the learning rate: the best rate, and the regret of another one.
 
 A curve is quadratic in the log rate on both sides of its lowest point, and on one side at most
 `STEEPNESS` times as steep as on the other. It is possible if its sum of squared residuals exceeds
@@ -24,7 +24,7 @@ LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
 TIE = 1e-7  # residuals of equal fits differ by this share of the total: the grid's accuracy
 PARAMETERS = 4  # level, lowest point, curvature and ratio
-GRID = 41  # lowest points that are tried in each round
+LOWEST_POINTS = 41  # that are tried in each round
 ROUNDS = 3  # each narrows the range of the lowest points
 
 
@@ -166,8 +166,10 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
     low = np.repeat(start, families, axis=-1)
     high = np.repeat(end, families, axis=-1)
     for _ in range(ROUNDS):
-        step = (high - low) / (GRID - 1)
-        lowest = low[..., None] + step[..., None] * np.arange(GRID)  # (..., k, families, GRID)
+        step = (high - low) / (LOWEST_POINTS - 1)
+        lowest = low[..., None] + step[..., None] * np.arange(
+            LOWEST_POINTS
+        )  # (..., k, families, points)
         fit = _fit(points, is_given, lowest)
         least_of_family = fit.squares.min(-1)
         least = least_of_family.min(-1)
@@ -216,7 +218,7 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
 
 
 class _Fit(NamedTuple):
-    """Least squares at each lowest point, for each family of curves, (..., k, families, GRID).
+    """Least squares at each lowest point, for each family of curves, (..., k, families, points).
 
     The curves of a family have the same ratio of the curvature above to that below, one of RATIOS;
     those of the last family any ratio up to STEEPNESS.
@@ -240,30 +242,45 @@ class _Fit(NamedTuple):
         `distance` is that from the lowest point to the log rate used. Without such a curve the
         regrets are infinite and 0.
         """
+        lower, has_lower = self._end_of_curvature(distance, bound, sign=-1)
+        upper, has_upper = self._end_of_curvature(distance, bound, sign=1)
+        best = np.where(distance > 0, self.above, self.below)
+        has_best = self.squares <= bound
+
+        least = np.where(has_lower, lower, np.inf)
+        least = np.minimum(least, np.where(has_best, best, np.inf))
+        largest = np.where(has_upper, upper, 0.0)
+        largest = np.maximum(largest, np.where(has_best, best, 0.0))
+        square = np.square(distance)
+        return _regret(least, square, without=np.inf), _regret(largest, square, without=0.0)
+
+    def _end_of_curvature(
+        self, distance: Floats, bound: Floats, sign: int
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the least (sign -1) or the largest curvature of possible curves, and if any is.
+
+        It is the curvature on the side of the rate used.
+        """
         is_above = distance > 0
         side = np.where(is_above, self.free_above, self.free_below)
         other = np.where(is_above, self.free_below, self.free_above)
-        best = np.where(is_above, self.above, self.below)
         variance = np.where(is_above, self.variance_above, self.variance_below)
         variance = np.maximum(variance, 1e-300)
         scale = np.sqrt(np.maximum(bound - self.free_squares, 0.0) / variance)
 
-        regrets = []
-        for sign, without, choose in ((-1, np.inf, np.minimum), (1, 0.0, np.maximum)):
-            curvature = side + sign * scale * variance
-            of_other_side = other + sign * scale * self.covariance
-            is_allowed = _is_allowed(curvature, of_other_side)
-            is_allowed[..., :-1, :] = True  # the ratio is fixed
+        curvature = side + sign * scale * variance
+        of_other_side = other + sign * scale * self.covariance
+        is_allowed = _is_allowed(curvature, of_other_side)
+        is_allowed[..., :-1, :] = True  # the ratio is fixed
+        is_possible = is_allowed & (self.free_squares <= bound)
+        return np.maximum(curvature, 0.0), is_possible
 
-            is_possible = is_allowed & (self.free_squares <= bound)
-            curvature = np.where(is_possible, np.maximum(curvature, 0.0), without)
-            curvature = choose(curvature, np.where(self.squares <= bound, best, without))
 
-            is_finite = np.isfinite(curvature)
-            regret = np.where(is_finite, curvature, 0.0) * np.square(distance)
-            regrets.append(np.where(is_finite, regret, without))
-        least, largest = regrets
-        return least, largest
+def _regret(curvature: Floats, square: Floats, without: float) -> Floats:
+    """Return the regret at a squared distance from the lowest point; `without` a curve."""
+    is_finite = np.isfinite(curvature)
+    regret = np.where(is_finite, curvature, 0.0) * square
+    return np.where(is_finite, regret, without)
 
 
 def _is_allowed(curvature: Floats, other: Floats) -> NDArray[np.bool_]:
@@ -280,7 +297,7 @@ def _fit(points: RatePoints, is_given: NDArray[np.bool_], lowest: Floats) -> _Fi
 
     # The squared distances below the lowest point (x) and above it (y), without their means.
     log_rates = np.where(is_in, points.log_rates[..., None, None, :], 0.0)
-    distance = log_rates - lowest[..., None]  # (..., k, families, GRID, rates)
+    distance = log_rates - lowest[..., None]  # (..., k, families, points, rates)
     square = np.square(distance)
     x = np.where(distance < 0, square, 0.0)
     y = np.where(distance > 0, square, 0.0)

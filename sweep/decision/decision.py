@@ -1,4 +1,4 @@
-"""Decide about batch sizes from the losses of a sweep, and choose the trainings to add.
+"""Decide about batch sizes from the losses of a sweep.
 
 If a sweep has several optimizers, each of them with each batch size counts as a batch size here.
 The intervals hold for all batch sizes together and, if seeds were added until the answer was
@@ -23,8 +23,6 @@ UNDECIDED = "undecided"
 
 ALPHA = 0.05
 LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decides what to run next
-MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
-TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
 DRAWS = 40_000  # simulated sweeps per critical value
 CHUNK = 2_000  # sweeps simulated at once
 ROUNDING = 1e-12  # relative error of a loss
@@ -187,58 +185,6 @@ def _half_widths(
 
     standard_error = np.sqrt(variance / np.maximum(count, 1))
     return np.asarray(critical * standard_error)
-
-
-def next_trainings(
-    made: Decision,
-    seeds: Counts,
-    tuning_seeds: Counts,
-    is_refinable: Flags,  # whether there are rates left between the best one and its neighbours
-    tolerance: float,
-    most_seeds: int,
-) -> tuple[Counts, Counts, Flags]:
-    """Return the seeds and tuning seeds that each batch size should have, and which need rates.
-
-    Batch sizes that are undecided get more, and the best of all. If the regret of a rate is not
-    known to within half of the tolerance, tuning comes first: rates next to the best one if the
-    curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
-    shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
-    """
-    is_decided = made.is_within(tolerance) | made.is_outside(tolerance)
-    is_compared = np.isfinite(made.mean)
-    is_open = ~is_decided & is_compared
-    estimate = np.where(is_compared, made.best_estimate, np.inf)
-    is_best = estimate == estimate.min(-1, keepdims=True)
-
-    needs_seeds = is_open & made.may_be_decided(tolerance)
-    needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
-    is_open |= is_best & is_open.any(-1, keepdims=True)
-
-    wanted = tuning_seeds
-    needs_rates = np.zeros(is_open.shape, bool)
-    if made.rates is not None:
-        spread = made.rates.regret_high - made.rates.regret_low
-        is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
-        needs_rates = is_unclear & (tuning_seeds == 1) & is_refinable
-        needs_rates &= made.rates.misfit > MISFIT * made.variance
-
-        doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
-        can_grow = doubled > tuning_seeds
-        wanted = np.where(is_unclear & ~needs_rates & can_grow, doubled, tuning_seeds)
-    is_tuning = ((wanted > tuning_seeds) | needs_rates).any(-1, keepdims=True)
-
-    fewest = np.where(needs_seeds, seeds, most_seeds).min(-1, keepdims=True)
-    look = np.vectorize(next_look)(fewest, most_seeds)
-    grown = np.where(needs_seeds, np.maximum(seeds, look), seeds)
-    return np.where(is_tuning, seeds, grown), wanted, needs_rates
-
-
-def next_look(seeds: int, most_seeds: int) -> int:
-    """Return the number of seeds at the next look; the same number after the last one."""
-    for look in (*LOOKS, most_seeds):
-        if seeds < look <= most_seeds:
-            return look
-    return seeds
 
 
 def _moments(values: Floats) -> tuple[Counts, Floats, Floats]:

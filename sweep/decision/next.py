@@ -19,12 +19,14 @@ from sweep.decision.curves import (
     rates_between,
     stack_points,
 )
-from sweep.decision.decision import LOOKS, TUNING_SEEDS, decide, next_trainings
+from sweep.decision.decision import LOOKS, Counts, Decision, Flags, decide
 from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
 from sweep.plan.rate_search import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS
 
+MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
+TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
 MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
 
 
@@ -42,19 +44,10 @@ def next_trials(
         records: how the trials of the plan ended; other policies are not used.
     """
     arms = experiment.arms
-    batch_count = len(experiment.batches)
-    by_id = {record.row.id: record for record in records}
     rows = finals_of(parse_policy(experiment.lr), plan.known_trials, arms)
-    finals = [by_id[row.id] for row in rows if row.id in by_id]
-    arms_of_rows = {row.arm for row in rows}
-    if batch_count < 2 or len(finals) < len(rows) or arms_of_rows != {*arms}:
+    losses = _final_losses(arms, rows, records)
+    if losses is None or len(experiment.batches) < 2:
         return []
-
-    losses = np.full((len(arms), max(row.seed for row in rows) + 1), np.nan)
-    for final in finals:
-        if final.value is None:
-            return []
-        losses[arms.index(final.row.arm), final.row.seed] = final.value
     if any(map(_is_repeated, losses)):
         return []
 
@@ -63,24 +56,24 @@ def next_trials(
     between = [rates_between(points) for points in near_best]
     points = stack_points(near_best)
     has_rates = np.isfinite(points.losses).any()
-
     rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
     decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS)
+
     seeds = np.isfinite(losses).sum(-1)
     tuning_seeds = points.seeds.astype(int)
     is_refinable = np.array([len(rates) > 0 for rates in between])
-    parts = [slice(start, start + batch_count) for start in range(0, len(arms), batch_count)]
-    chosen = [
-        next_trainings(
-            made=decision.of(part),
-            seeds=seeds[part],
-            tuning_seeds=tuning_seeds[part],
-            is_refinable=is_refinable[part],
+    chosen = []
+    for start in range(0, len(arms), len(experiment.batches)):
+        of_optimizer = slice(start, start + len(experiment.batches))
+        trainings = next_trainings(
+            decision=decision.of(of_optimizer),
+            seeds=seeds[of_optimizer],
+            tuning_seeds=tuning_seeds[of_optimizer],
+            is_refinable=is_refinable[of_optimizer],
             tolerance=experiment.objective.margin,
             most_seeds=experiment.answer.max_seeds,
         )
-        for part in parts  # one for each optimizer
-    ]
+        chosen.append(trainings)
     wanted_seeds, wanted_tuning, needs_rates = np.hstack(chosen)
 
     added: list[PlannedTrial] = []
@@ -98,6 +91,74 @@ def next_trials(
 
     present = {row.id for row in plan.known_trials}
     return [row for row in added if row.id not in present]
+
+
+def next_trainings(
+    decision: Decision,
+    seeds: Counts,
+    tuning_seeds: Counts,
+    is_refinable: Flags,  # whether there are rates left between the best one and its neighbours
+    tolerance: float,
+    most_seeds: int,
+) -> tuple[Counts, Counts, Flags]:
+    """Return the seeds and tuning seeds that each batch size should have, and which need rates.
+
+    Batch sizes that are undecided get more, and the best of all. If the regret of a rate is not
+    known to within half of the tolerance, tuning comes first: rates next to the best one if the
+    curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
+    shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
+    """
+    is_decided = decision.is_within(tolerance) | decision.is_outside(tolerance)
+    is_compared = np.isfinite(decision.mean)
+    is_open = ~is_decided & is_compared
+    estimate = np.where(is_compared, decision.best_estimate, np.inf)
+    is_best = estimate == estimate.min(-1, keepdims=True)
+
+    needs_seeds = is_open & decision.may_be_decided(tolerance)
+    needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
+    is_open |= is_best & is_open.any(-1, keepdims=True)
+
+    wanted = tuning_seeds
+    needs_rates = np.zeros(is_open.shape, bool)
+    if decision.rates is not None:
+        spread = decision.rates.regret_high - decision.rates.regret_low
+        is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
+        needs_rates = is_unclear & (tuning_seeds == 1) & is_refinable
+        needs_rates &= decision.rates.misfit > MISFIT * decision.variance
+
+        doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
+        can_grow = doubled > tuning_seeds
+        wanted = np.where(is_unclear & ~needs_rates & can_grow, doubled, tuning_seeds)
+    is_tuning = ((wanted > tuning_seeds) | needs_rates).any(-1, keepdims=True)
+
+    fewest = np.where(needs_seeds, seeds, most_seeds).min(-1, keepdims=True)
+    look = np.vectorize(next_look)(fewest, most_seeds)
+    grown = np.where(needs_seeds, np.maximum(seeds, look), seeds)
+    return np.where(is_tuning, seeds, grown), wanted, needs_rates
+
+
+def next_look(seeds: int, most_seeds: int) -> int:
+    """Return the number of seeds at the next look; the same number after the last one."""
+    for look in (*LOOKS, most_seeds):
+        if seeds < look <= most_seeds:
+            return look
+    return seeds
+
+
+def _final_losses(
+    arms: Sequence[Arm], rows: Sequence[PlannedTrial], records: Sequence[TrialRecord]
+) -> Floats | None:
+    """Return the losses of the final trials by arm and seed; None while one is open or missing."""
+    if {row.arm for row in rows} != {*arms}:
+        return None
+    values = {record.row.id: record.value for record in records}
+    losses = np.full((len(arms), max(row.seed for row in rows) + 1), np.nan)
+    for row in rows:
+        value = values.get(row.id)
+        if value is None:
+            return None
+        losses[arms.index(row.arm), row.seed] = value
+    return losses
 
 
 def _first_of(arm: Arm, rows: Sequence[PlannedTrial]) -> PlannedTrial:
@@ -131,7 +192,7 @@ def _trial_like(
 
 
 def most_trials(plan: Plan) -> dict[Arm, int]:
-    """Return the most trials of each cell with `--seeds auto`."""
+    """Return the most trials of each arm with `--seeds auto`."""
     tuned = {row.arm for row in plan.trials if is_tuned(row.policy)}
     tuning = plan.settings.tuning
     searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS

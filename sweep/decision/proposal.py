@@ -70,12 +70,9 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
     experiment = parse_settings(Experiment, fields, "the next command")
     inputs = Inputs(**{name: getattr(plan, name) for name in Inputs.model_fields})
 
-    if is_elsewhere:
-        new = build_plan(experiment, plan.execution, inputs, old=None)
-        grown = new
-    else:
-        new = build_plan(experiment, plan.execution, inputs, old=plan)
-        grown = grow_plan(plan, new)
+    old = None if is_elsewhere else plan
+    new = build_plan(experiment, plan.execution, inputs, old=old)
+    grown = new if old is None else grow_plan(old, new)
     waiting = [row for row in new.trials if row.id is None]
     grown = grown.model_copy(update={"trials": (*grown.known_trials, *waiting)})
 
@@ -110,10 +107,10 @@ def command_with(plan: Plan, **changes: Any) -> str:
     """
     python_only = [name for name in plan.unrecorded if name not in SERVICES]
     if python_only:
-        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in changes.items())
         raise SweepError(
             f"The sweep has settings that only Python can give ({', '.join(python_only)}). Call "
-            f"run_sweep with the same arguments, except {given}."
+            f"run_sweep with the same arguments, except {arguments}."
         )
     if not plan.commands:
         raise SweepError("plan.json records no command. Run the sweep with `sweep run`.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweep.config.objective import Objective
 from sweep.plan.plan import PlannedTrial
-from sweep.trial.status import Cause, State, has_failed
+from sweep.trial.status import Cause, State, is_open
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TrialRecord:
     @property
     def is_open(self) -> bool:
         """True if the next command runs the trial, which waits or can be tried again."""
-        return not self.state.is_finished or has_failed(self.state, self.cause)
+        return is_open(self.state, self.cause)
 
     @property
     def is_diverged(self) -> bool:

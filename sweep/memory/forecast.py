@@ -56,7 +56,7 @@ class Forecasts:
         if all(self.of(config).needed_bytes <= limit_bytes for config in largest.values()):
             return {}
 
-        group = configs[0].group_size
+        group = configs[0].sequences_per_group
         execution = configs[0].execution
         cap = max(config.microbatch_size for config in configs)
         alone = min(
@@ -97,8 +97,8 @@ class Forecasts:
             return self.of(config.on_one_device(parts * size, size)).needed_bytes
 
         if cap:
-            cap = max(cap, config.group_size)  # a microbatch may be a part of a group
-        return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
+            cap = max(cap, config.sequences_per_group)  # a microbatch may be a part of a group
+        return find_largest(needed_bytes, limit_bytes, config.sequences_per_group, cap).largest
 
 
 def _peak_sequences(config: TrialConfig) -> int:

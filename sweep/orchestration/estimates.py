@@ -186,7 +186,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, use_device(config.execution.device))
 
-    small = config.group_size
+    small = config.sequences_per_group
     factor = 2 if config.science.workload.samples else 4
     sizes = sorted({small, factor * small, max(small, config.microbatch_size)})
     seconds: dict[int, float] = {}
@@ -211,7 +211,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
 
 def disk_bytes(plan: Plan, at_once: int) -> int | None:
     """Return the most bytes that a plan writes while `at_once` trials run at a time."""
-    is_lora = getattr(plan.settings.model, "lora", None)  # only adapters are written
+    is_lora = plan.settings.model.adapter_rank is not None  # only adapters are written
     parameters = plan.model.trained_parameters if is_lora else plan.model.parameters
     if parameters is None:
         return None

@@ -4,7 +4,7 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.optimizers import OPTIMIZERS, optimizer_facts
+from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, tokens_at_once
@@ -32,11 +32,11 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
 
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)
-    if experiment.workload.is_program:
-        decided["evaluation_batch_size"] = 1
-    else:
+    if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
+    else:
+        decided["evaluation_batch_size"] = 1
     if chosen.loss_chunk_rows is None:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device_type]
     return chosen.model_copy(update=decided)
@@ -48,7 +48,7 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
     samples = experiment.workload.samples
     names = experiment.optimizer_names
     if chosen.zero and not all(optimizer_facts(name)["shards"] for name in names):
-        sharded = [name for name, facts in OPTIMIZERS.items() if facts["shards"]]
+        sharded = [name for name, facts in OPTIMIZER_FACTS.items() if facts["shards"]]
         problem = f"zero shards the optimizers {' and '.join(sharded)}, got {' and '.join(names)}"
         raise SweepError(f"{problem}. Leave it out.")
     if chosen.generation_batch_size and not samples:
@@ -84,7 +84,7 @@ def reason_for_eager_steps(plan: Plan) -> str | None:
 
 def bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
-    if plan.settings.workload.is_program:
+    if not plan.settings.workload.has_known_model:
         return {}
     try:
         bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())

@@ -31,7 +31,7 @@ def _plan_steps(request: Request, is_elsewhere: bool = False) -> Plan:
 
     Each step is one microbatch, unless the user chose the microbatch.
     """
-    if request.experiment.workload.is_program:
+    if not request.experiment.workload.has_known_model:
         raise SweepError("a command has no steps that can be measured or forecast. Use sweep run.")
     request, inputs = identify_inputs(replace(request, folder=HERE, command=()))
     experiment = request.experiment
@@ -190,7 +190,7 @@ def probe_memory(
     elif device_type == "cpu":  # counting every tensor needs eager steps
         config = config.with_microbatch(config.microbatch_size, compile=False)
 
-    multiple = math.lcm(multiple, config.group_size)
+    multiple = math.lcm(multiple, config.sequences_per_group)
     if largest and largest % multiple:
         near = nearest_multiples(largest, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {largest}. Use {near}.")

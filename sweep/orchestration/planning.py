@@ -107,7 +107,7 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
         if new.largest_step > old.largest_step:
             new, plan = build(old.execution.model_copy(update=bound_by_memory(new)))
         workload = new.settings.workload
-        if not workload.is_program and (new.code or workload.samples):
+        if workload.has_known_model and (new.code or workload.samples):
             inspect_plan(new, folder)
     return new, plan
 
@@ -132,7 +132,7 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
     plan = build_plan(experiment, execution, inputs, command=request.command)
-    if experiment.workload.is_program:
+    if not experiment.workload.has_known_model:
         return plan
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
     reason = reason_for_eager_steps(plan)

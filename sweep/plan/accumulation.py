@@ -4,15 +4,19 @@ from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
 
 
-def legal_microbatches(number: int, group_size: int = 1) -> list[int]:
+def legal_microbatches(number: int, sequences_per_group: int = 1) -> list[int]:
     """Return the divisors of `number` that are whole groups or equal parts of one, ascending."""
     divisors = (size for size in range(1, number + 1) if number % size == 0)
-    return [size for size in divisors if size % group_size == 0 or group_size % size == 0]
+    return [
+        size
+        for size in divisors
+        if size % sequences_per_group == 0 or sequences_per_group % size == 0
+    ]
 
 
-def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
+def largest_divisor(number: int, at_most: int, sequences_per_group: int = 1) -> int:
     """Return the largest legal microbatch of `number` that is at most `at_most` (at least 1)."""
-    return max(d for d in legal_microbatches(number, group_size) if d <= max(1, at_most))
+    return max(d for d in legal_microbatches(number, sequences_per_group) if d <= max(1, at_most))
 
 
 def choose_microbatch(
@@ -21,7 +25,7 @@ def choose_microbatch(
     *,
     alone_at_most: int | None = None,
     devices: int = 1,
-    group_size: int = 1,
+    sequences_per_group: int = 1,
     microbatch: int | None = None,
     accumulation: int | None = None,
 ) -> int:
@@ -36,7 +40,7 @@ def choose_microbatch(
             f"Use {nearest_multiples(batch_size, devices)}."
         )
     per_device = batch_size // devices
-    legal = legal_microbatches(per_device, group_size)
+    legal = legal_microbatches(per_device, sequences_per_group)
     if accumulation is not None:
         name = "gradient_accumulation_steps"
         value = accumulation
@@ -47,7 +51,7 @@ def choose_microbatch(
     elif per_device <= (alone_at_most or at_most):
         return per_device
     else:
-        return largest_divisor(per_device, at_most, group_size)
+        return largest_divisor(per_device, at_most, sequences_per_group)
 
     if value not in legal:
         smaller = [number for number in legal if number < value]

@@ -21,8 +21,9 @@ class Course:
     @classmethod
     def of_settings(cls, settings: TrainingSettings, batch_size: int, tokens: int) -> Self:
         """Return the course that trains on so many tokens, in whole steps."""
-        length = settings.tokens_per_sequence
-        return cls(batch_size, length, steps=tokens // (batch_size * length))
+        tokens_per_sequence = settings.tokens_per_sequence
+        steps = tokens // (batch_size * tokens_per_sequence)
+        return cls(batch_size, tokens_per_sequence, steps)
 
     @classmethod
     def of_trial(cls, config: TrialConfig) -> Self:

@@ -10,7 +10,15 @@ from sweep.plan.policies import is_tuned
 
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {
-    *("batches", "seeds", "lr", "question", "data", "name", "init", "answer", "noise_scale"),
+    "batches",
+    "seeds",
+    "lr",
+    "question",
+    "data",
+    "name",
+    "init",
+    "answer",
+    "noise_scale",
 }
 FILES = "code.files."  # keys of the hashes of user code
 ESTIMATES = {"epochs", "disk_bytes", "forecast_factor", "forecast_reason"}  # kept when a plan grows

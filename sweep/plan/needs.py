@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.config.experiment import Experiment, TuningSettings
-from sweep.config.optimizers import OPTIMIZERS, optimizer_facts
+from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.settings import settings_of
 from sweep.errors import SweepError
 from sweep.plan.policies import parse_policy
@@ -33,44 +33,117 @@ class UnmetNeed:
 
 def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
     """Return the settings that other settings leave without effect, whatever their values."""
-    needs = []
-    is_tuned = parse_policy(experiment.lr).is_tuned
-    if not is_tuned:
-        of_tuned = ("lr tuned", experiment.lr, "lr", "Add --lr tuned")
-        needs += [UnmetNeed(f"tuning.{name}", *of_tuned) for name in TuningSettings.model_fields]
-    elif len(experiment.tuning.dimensions) == 1:
-        of_several = ("several dimensions", "lr", "tune", "Add --tune lr,beta2")
-        needs.append(UnmetNeed("tuning.trials", *of_several))
-    if experiment.seeds != "auto":
-        of_auto = ("seeds auto", str(experiment.seeds or "the default"), "seeds")
-        for name in ("max_seeds", "max_hours"):
-            needs.append(UnmetNeed(f"answer.{name}", *of_auto, "Add --seeds auto"))
-    if experiment.target is None:
-        needs.append(UnmetNeed("evaluation.window", "a target", "none", "", "Add --target"))
-    if not experiment.noise_scale.measure:
-        of_noise = ("measurements of the noise scale", "none", "noise", "Add --noise")
-        needs += [UnmetNeed(f"noise_scale.{name}", *of_noise) for name in ("points", "share")]
+    needs = [
+        *_unmet_needs_of_tuning(experiment),
+        *_unmet_needs_of_answer(experiment),
+        *_unmet_needs_of_noise(experiment),
+    ]
     if experiment.workload.is_program:
         return needs + _unmet_needs_of_command(experiment)
-    if experiment.workload.samples:
-        of_gradients = ("a workload that does not sample", experiment.workload.name, "workload")
-        needs.append(UnmetNeed("noise_scale.measure", *of_gradients))
+    return needs + _unmet_needs_of_training(experiment)
 
+
+def _unmet_needs_of_tuning(experiment: Experiment) -> list[UnmetNeed]:
+    if not parse_policy(experiment.lr).is_tuned:
+        needs = []
+        for name in TuningSettings.model_fields:
+            need = UnmetNeed(
+                key=f"tuning.{name}",
+                needs="lr tuned",
+                got=experiment.lr,
+                decided_by="lr",
+                remedy="Add --lr tuned",
+            )
+            needs.append(need)
+        return needs
+
+    if len(experiment.tuning.dimensions) > 1:
+        return []
+    need = UnmetNeed(
+        key="tuning.trials",
+        needs="several dimensions",
+        got="lr",
+        decided_by="tune",
+        remedy="Add --tune lr,beta2",
+    )
+    return [need]
+
+
+def _unmet_needs_of_answer(experiment: Experiment) -> list[UnmetNeed]:
+    needs = []
+    if experiment.seeds != "auto":
+        for name in ("max_seeds", "max_hours"):
+            need = UnmetNeed(
+                key=f"answer.{name}",
+                needs="seeds auto",
+                got=str(experiment.seeds or "the default"),
+                decided_by="seeds",
+                remedy="Add --seeds auto",
+            )
+            needs.append(need)
+    if experiment.target is None:
+        need = UnmetNeed(
+            key="evaluation.window", needs="a target", got="none", remedy="Add --target"
+        )
+        needs.append(need)
+    return needs
+
+
+def _unmet_needs_of_noise(experiment: Experiment) -> list[UnmetNeed]:
+    needs = []
+    if not experiment.noise_scale.measure:
+        for name in ("points", "share"):
+            need = UnmetNeed(
+                key=f"noise_scale.{name}",
+                needs="measurements of the noise scale",
+                got="none",
+                decided_by="noise",
+                remedy="Add --noise",
+            )
+            needs.append(need)
+    if experiment.workload.samples:
+        need = UnmetNeed(
+            key="noise_scale.measure",
+            needs="a workload that does not sample",
+            got=experiment.workload.name,
+            decided_by="workload",
+        )
+        needs.append(need)
+    return needs
+
+
+def _unmet_needs_of_training(experiment: Experiment) -> list[UnmetNeed]:
+    """Return the settings that the schedule or the optimizers of a training do not use."""
+    needs = []
     if experiment.schedule.name != "cosine":
-        of_cosine = ("the schedule cosine", experiment.schedule.name, "target")
-        needs.append(UnmetNeed("schedule.final_fraction", *of_cosine))
+        need = UnmetNeed(
+            key="schedule.final_fraction",
+            needs="the schedule cosine",
+            got=experiment.schedule.name,
+            decided_by="target",
+        )
+        needs.append(need)
+
     names = experiment.optimizer_names
-    used: set[str] = set()
+    used = set[str]()
     for name in names:
-        used |= {*optimizer_facts(name)["settings"]}
-    for name in ("beta1", "beta2", "eps"):
-        if name in used:
+        used.update(optimizer_facts(name)["settings"])
+    is_tuned = parse_policy(experiment.lr).is_tuned
+    for setting in ("beta1", "beta2", "eps"):
+        if setting in used:
             continue
-        users = [user for user, facts in OPTIMIZERS.items() if name in facts["settings"]]
-        of_users = (f"the optimizer {' or '.join(users)}", ", ".join(names), "optimizers")
-        needs.append(UnmetNeed(f"optimizer.{name}", *of_users))
-        if name in experiment.tuning.dimensions and is_tuned:
-            needs.append(UnmetNeed("tuning.dimensions", *of_users))
+        keys = [f"optimizer.{setting}"]
+        if is_tuned and setting in experiment.tuning.dimensions:
+            keys.append("tuning.dimensions")
+        users = [user for user, facts in OPTIMIZER_FACTS.items() if setting in facts["settings"]]
+        for key in keys:
+            need = UnmetNeed(
+                key=key,
+                needs=f"the optimizer {' or '.join(users)}",
+                got=", ".join(names),
+                decided_by="optimizers",
+            )
+            needs.append(need)
     return needs
 
 
@@ -85,10 +158,15 @@ def _unmet_needs_of_command(experiment: Experiment) -> list[UnmetNeed]:
     }
     for key, name in placeholders.items():
         if not experiment.workload.receives(name):
-            needs.append(UnmetNeed(key, f"{{{name}}} in the command", "none", "", "Add it"))
+            need = UnmetNeed(
+                key=key, needs=f"{{{name}}} in the command", got="none", remedy="Add it"
+            )
+            needs.append(need)
+
     of_trainings = [f"optimizer.{name}" for name in ("beta1", "eps", "clip", "options")]
     of_trainings += [f"schedule.{name}" for name in ("name", "final_fraction", "average")]
-    needs += [UnmetNeed(key, "a training of this package", "a command") for key in of_trainings]
+    for key in of_trainings:
+        needs.append(UnmetNeed(key=key, needs="a training of this package", got="a command"))
     return needs
 
 

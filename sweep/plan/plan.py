@@ -1,4 +1,4 @@
-"""The plan: every trial of a sweep with its id, steps and accumulation, and how it grows."""
+"""The plan: every trial of a sweep with its id, steps and accumulation."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -21,13 +21,15 @@ from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 TUNING_SEED = 1000
 
 
-def _is_own(words: tuple[str, ...]) -> tuple[str, ...]:
+def _begin_with_sweep_run(words: tuple[str, ...]) -> tuple[str, ...]:
     if words[:2] != ("sweep", "run"):
         raise ValueError("commands must begin with sweep run")
     return words
 
 
-Command = Annotated[tuple[str, ...], AfterValidator(_is_own)]  # words, shown for people to repeat
+Command = Annotated[
+    tuple[str, ...], AfterValidator(_begin_with_sweep_run)
+]  # words, shown for people to repeat
 
 
 class PlannedTrial(Settings):
@@ -214,10 +216,10 @@ def build_plan(
 ) -> Plan:
     """Plan every trial; those of the `old` plan share the token count and keep their rates."""
     policy = parse_policy(experiment.lr)
-    sequence = experiment.tokens_per_sequence
+    tokens_per_sequence = experiment.tokens_per_sequence
     old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
+    tokens, are_common = tokens_per_trial(experiment.budget, batches, tokens_per_sequence)
     evaluation = _resolve_evaluation(experiment)
     model = PlannedModel(name=experiment.model.name, replaced_sizes=experiment.replaced_sizes)
     plan = Plan(
@@ -226,7 +228,7 @@ def build_plan(
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
         model=model,
-        tokens_per_sequence=sequence,
+        tokens_per_sequence=tokens_per_sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
         commands=(command,) if command else (),
@@ -239,7 +241,7 @@ def build_plan(
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
         budget = experiment.tuning.budget or experiment.budget
-        tuning_tokens, _ = tokens_per_trial(budget, batches, sequence, is_of_tuning=True)
+        tuning_tokens, _ = tokens_per_trial(budget, batches, tokens_per_sequence, is_of_tuning=True)
         for arm in experiment.arms:
             if arm in winners:
                 continue
@@ -278,9 +280,9 @@ def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, .
     """Return the ids of the trials that a command names.
 
     Args:
-        plan: with all trials of the folder.
-        new: the command's own plan.
-        experiment: the command's.
+        plan: the folder's plan, with all its trials.
+        new: the plan of the command, with the trials that it names.
+        experiment: the experiment of the command.
     """
     ids = {row.id for row in new.known_trials}
     tuning = {row.arm for row in new.trials if row.id is None}
@@ -309,20 +311,22 @@ def finals_of(
 def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -> PlannedTrial:
     """Plan a trial of an arm; the seed, the rate and the id are filled in later."""
     execution = plan.execution
-    sequence = plan.tokens_per_sequence
+    tokens_per_sequence = plan.tokens_per_sequence
     batch = arm.batch_size
-    optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer.of(arm.optimizer))
+    optimizer = policy.optimizer_at(
+        batch, tokens_per_sequence, plan.settings.optimizer.of(arm.optimizer)
+    )
     schedule = policy.adapt_schedule(plan.settings.schedule)
-    fastest = tokens_at_once(execution.device) // sequence
-    if plan.settings.workload.is_program:
-        fastest = batch  # it may not split batches
+    fastest = tokens_at_once(execution.device) // tokens_per_sequence
+    if not plan.settings.workload.has_known_model:
+        fastest = batch  # neither its memory nor its speed is known
     bound = execution.microbatch_bound or fastest
     size = choose_microbatch(
         batch,
         min(fastest, bound),
         alone_at_most=min(fastest, execution.microbatch_bound_alone or bound),
         devices=execution.devices,
-        group_size=plan.settings.workload.sequences_per_group,
+        sequences_per_group=plan.settings.workload.sequences_per_group,
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )

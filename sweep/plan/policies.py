@@ -71,8 +71,12 @@ class Policy(ABC):
     @classmethod
     def describe(cls, dimensions: Collection[str], is_rate_only: bool = False) -> str:
         """Return the rules and their sources, for a search in these dimensions."""
-        rule = cls.rate_rule.format(dimensions=", ".join(dimensions))
+        rule = cls.describe_rate(dimensions)
         return rule if is_rate_only else f"{rule}; {cls.other_rules}"
+
+    @classmethod
+    def describe_rate(cls, dimensions: Collection[str]) -> str:
+        return cls.rate_rule
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Scaled(Policy):
     def parse(cls, text: str) -> Self | None:
         if text == cls.kind and cls.default:
             text = cls.default
-        match = re.fullmatch(rf"{cls.kind}:([^@:]+)@(\d+)", text)
+        match = re.fullmatch(rf"{cls.kind}:([^@:]+)@(\d{{1,18}})", text)
         if match is None:
             return None
         rate = _parse_rate(match[1])
@@ -205,6 +209,10 @@ class Tuned(Policy):
         "has one (Marek et al. 2025)"
     )
     is_tuned: ClassVar[bool] = True
+
+    @classmethod
+    def describe_rate(cls, dimensions: Collection[str]) -> str:
+        return cls.rate_rule.format(dimensions=", ".join(dimensions))
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.accumulation import largest_divisor
-from sweep.trial.status import Cause, State, TrialStatus, has_failed
+from sweep.trial.status import Cause, State, TrialStatus, is_open
 from sweep.trial.watchdog import has_stalled
 
 
@@ -71,10 +71,9 @@ def status_after(
 
 def microbatch_within(bound: int, config: TrialConfig) -> int:
     """Return a trial's largest legal microbatch size that is at most `bound`, and at least 1."""
-    return largest_divisor(config.sequences_per_device, bound, config.group_size)
+    return largest_divisor(config.sequences_per_device, bound, config.sequences_per_group)
 
 
 def is_to_run(status: TrialStatus, retried_causes: frozenset[Cause] = frozenset()) -> bool:
     """Return True if a new command runs this trial; the user asks for `retried_causes`."""
-    is_open = not status.state.is_finished or has_failed(status.state, status.cause)
-    return is_open or status.cause in retried_causes
+    return is_open(status.state, status.cause) or status.cause in retried_causes

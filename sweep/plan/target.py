@@ -1,4 +1,4 @@
-"""When a training has reached its target, and when it has missed it."""
+"""Decide at which tokens a training reaches its target loss, and when it has missed it."""
 
 import math
 from collections.abc import Sequence

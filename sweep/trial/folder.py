@@ -1,4 +1,4 @@
-"""The folders of a sweep and of its trials: initial weights, and a check of every file."""
+"""The folders of a sweep and of its trials: the paths of their files, and how they are read."""
 
 import contextlib
 import os
@@ -40,7 +40,8 @@ class CheckpointName(NamedTuple):
 
 def trial_id(science: Science) -> str:
     """Return the first 12 hex digits of the sha256 of a trial's science settings."""
-    return sha256_of(science.model_dump(mode="json"))[:12]
+    excluded = {"workload": {*science.workload.comparison_keys}}
+    return sha256_of(science.model_dump(mode="json", exclude=excluded))[:12]
 
 
 class TrialFolder:

@@ -16,7 +16,7 @@ class Column:
     """How trials.csv, the report and docs/results.md show a field."""
 
     unit: str = ""
-    is_mean: bool = False  # the report shows the mean over the complete trials of a cell
+    is_mean: bool = False  # the report shows the mean over the complete trials of an arm
     is_in_file: bool = True  # False: the whole sweep has one value, which result.json lacks
     is_in_table: bool = True  # False: only result.json has the field
     kind: str = "object"  # dtype, from the field's type; integers with gaps become floats

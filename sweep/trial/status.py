@@ -37,6 +37,11 @@ def has_failed(state: str | None, cause: str | None) -> bool:
     return state == State.FAILED and cause != Cause.DIVERGED
 
 
+def is_open(state: State, cause: Cause | None) -> bool:
+    """Return True for a trial that the next command runs: it waits or can be tried again."""
+    return not state.is_finished or has_failed(state, cause)
+
+
 def overall_state(ends: Collection[tuple[State, Cause | None]]) -> State:
     """Return WAITING, FAILED or COMPLETE for trials of which none is running, by their ends."""
     if not all(state.is_finished for state, _ in ends):

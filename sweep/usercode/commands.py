@@ -12,8 +12,20 @@ from sweep.errors import SweepError, cut, did_you_mean
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 PLACEHOLDERS = (
-    *("batch_size", "learning_rate", "steps", "warmup_steps", "tokens", "examples", "seed"),
-    *("log", "folder", "resume", "microbatch_size", "accumulation", "beta2", "weight_decay"),
+    "batch_size",
+    "learning_rate",
+    "steps",
+    "warmup_steps",
+    "tokens",
+    "examples",
+    "seed",
+    "log",
+    "folder",
+    "resume",
+    "microbatch_size",
+    "accumulation",
+    "beta2",
+    "weight_decay",
     "device",
 )
 # A command must contain one of each of these.
@@ -116,11 +128,11 @@ def named_words(command: str) -> list[str]:
     return named
 
 
-def module_roots(own: Iterable[Path], words: Iterable[str] = ()) -> list[Path]:
+def module_roots(code_folders: Iterable[Path], words: Iterable[str] = ()) -> list[Path]:
     """Return the folders that Python finds modules in; the first that contains a file names it.
 
     Args:
-        own: Folders of the code itself, which come first.
+        code_folders: Folders of the code itself, which come first.
         words: Words of a command, which may set PYTHONPATH.
     """
     set_paths = [word.partition("=")[2] for word in words if word.startswith("PYTHONPATH=")]
@@ -129,7 +141,7 @@ def module_roots(own: Iterable[Path], words: Iterable[str] = ()) -> list[Path]:
     others.add(Path.cwd())
 
     roots = []
-    for folder in [*sorted({*own}, reverse=True), *sorted(others, reverse=True)]:
+    for folder in [*sorted({*code_folders}, reverse=True), *sorted(others, reverse=True)]:
         roots += [folder / "src", folder]
     return roots
 

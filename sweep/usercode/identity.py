@@ -56,7 +56,8 @@ def is_command(name: str) -> bool:
 def describe_objects(names: Iterable[str]) -> str:
     """Return each object or command with its files and their hashes; imports nothing."""
     current = os.getcwd()
-    roots = [*(Path(path) for path in sys.path if path not in ("", current)), Path(current)]
+    roots = [Path(path) for path in sys.path if path not in ("", current)]
+    roots.append(Path(current))
     descriptions = []
     for name in names:
         if is_command(name):
@@ -113,7 +114,7 @@ def _package_versions(sources: Sources) -> dict[str, str]:
 def _find_sources(names: Sequence[str]) -> Sources:
     """Import objects, or split a command, and return where their code lies."""
     sources = Sources()
-    own: list[Path] = []  # folders of the code itself
+    code_folders: list[Path] = []
     words: list[str] = []  # of a command
     loaded_before = {*sys.modules}  # the worker's own
     for name in names:
@@ -121,7 +122,7 @@ def _find_sources(names: Sequence[str]) -> Sources:
             words = named_words(name)
             sources.files = [path.absolute() for path in files_of_command(name)]
             for file in files_of_command(name, with_modules=False):
-                own += [file.absolute().parent, file.resolve().parent]
+                code_folders += [file.absolute().parent, file.resolve().parent]
             modules = modules_of_command(words)
             sources.python = _python_of(words)
         else:
@@ -133,14 +134,14 @@ def _find_sources(names: Sequence[str]) -> Sources:
             depth = module.count(".")
             if path.name == "__init__.py":
                 depth += 1
-            own.append(path.parents[depth])
+            code_folders.append(path.parents[depth])
         sources.imported.update(module.partition(".")[0] for module in modules)
 
     for name in sys.modules.keys() - loaded_before:
         module_file = getattr(sys.modules[name], "__file__", None)
         if module_file:
             sources.files.append(Path(module_file))
-    sources.roots = module_roots(own, words)
+    sources.roots = module_roots(code_folders, words)
     return sources
 
 
@@ -161,15 +162,15 @@ def _hash_files(names: Sequence[str], sources: Sources) -> dict[str, str]:
 
     The standard library's modulefinder fails at packages without an __init__.py.
     """
-    found: dict[Path, str] = {}
+    names_of_files: dict[Path, str] = {}
     pending = [*sources.files]
     with user_code(f"the Python files of {', '.join(names)} must be valid"):
         while pending:
             path = pending.pop()
             root = next((root for root in sources.roots if root in path.parents), None)
-            if root is None or path in found or _is_library(path):
+            if root is None or path in names_of_files or _is_library(path):
                 continue
-            found[path] = path.relative_to(root).as_posix()
+            names_of_files[path] = path.relative_to(root).as_posix()
 
             for folder in {*sources.roots}:
                 for target in _imports(path, folder):
@@ -179,9 +180,9 @@ def _hash_files(names: Sequence[str], sources: Sources) -> dict[str, str]:
                         files = (part / "__init__.py", part.with_suffix(".py"))
                         pending += filter(Path.is_file, files)
 
-    counts = Counter(found.values())
+    counts = Counter(names_of_files.values())
     hashes = {}
-    for path, name in found.items():
+    for path, name in names_of_files.items():
         key = name if counts[name] == 1 else str(path)
         hashes[key] = sha256_of_file(path)
     return hashes

@@ -84,7 +84,7 @@ def count_flops(workload: Workload, model: nn.Module) -> float:
     Sampling is not counted.
     """
     workload.is_rehearsal = True
-    count = max(2, workload.config.group_size)
+    count = max(2, workload.config.sequences_per_group)
     batch = workload.roll_out(model, workload.random_batch(count), count)
     # Fused attention on a CPU is not counted.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

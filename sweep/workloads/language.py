@@ -110,7 +110,7 @@ class LanguageWorkload(Workload):
                 problem = f"the weights in {path} have changed since the sweep was planned"
                 raise SweepError(f"{problem}. Restore them, or choose another --out.")
             load_weights(model, path)
-        rank = getattr(science.model, "lora", None)
+        rank = science.model.adapter_rank
         if rank and isinstance(model, Pretrained):
             model.add_adapters(rank, science.seed)
         return model

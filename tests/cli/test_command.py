@@ -54,7 +54,7 @@ def script(tmp_path, monkeypatch):
         (COMMAND, ("--microbatch", "2"), "need {microbatch_size} or {accumulation}"),
         (COMMAND, ("--tune", "lr,beta2"), "needs {beta2} in the command"),
         (COMMAND, ("--no-user-code",), "refuses"),
-        (None, ("quick", "--objective", "accuracy"), "objective' does not apply to 'pretrain'"),
+        (None, ("quick", "--objective", "accuracy"), "objective does not apply to 'pretrain'"),
         (None, ("--workload", "command", "--budget", "80"), "needs a command"),
     ],
 )

@@ -91,6 +91,7 @@ def test_a_flag_and_a_table_are_both_heeded_in_any_order():
         {"noise": True, "noise_scale": {"measure": False}},
         {"tune_centre": 0.1, "tuning": {"centre": 0.2}},
         {"workload": {"kind": "grpo", "group_size": 4}, "group_size": 8},
+        {"workload": {"kind": "m:W", "grpo_settings": {"group_size": 4}}, "group_size": 8},
         {"model": {"preset": "small", "vocabulary": 300}, "vocabulary": 500},
         {"model": {"kind": "m:f", "options": {}}, "model_option": "width=3"},
     ],
@@ -102,7 +103,7 @@ def test_a_value_that_a_flag_and_a_table_set_is_refused(flags):
 
 def test_the_reference_is_the_default():
     experiment = load_experiment()
-    assert experiment.name == "tinystories"
+    assert experiment.name == "tinystories" and load_experiment("") == experiment
     assert experiment.batches == (1, 8, 32, 64, 128, 256)
     assert experiment.budget == 327_680_000
 
@@ -112,6 +113,93 @@ def test_batches_that_are_no_whole_groups_are_refused():
         load_experiment("tinystories", {"workload": "grpo", "batches": "1,8"})
     with pytest.raises(SweepError, match="batches must be multiples of group_size"):
         load_experiment("grpo-words", {"group_size": 32})
+
+
+USER_GRPO = 'kind = "mine:W"\ngrpo_settings = {prompt_tokens = 24, new_tokens = 72}'
+
+
+def test_the_flags_of_grpo_are_keys_of_the_grpo_settings_of_a_users_class(tmp_path):
+    flags = {"workload": "mine:W", "group_size": 4}
+    settings = load_experiment("grpo-words", flags).workload.grpo_settings
+    assert (settings.group_size, settings.new_tokens) == (4, 72)
+
+    path = tmp_path / "mine.toml"
+    path.write_text(f"budget = 10_000\nbatches = [4]\nmodel = 'small'\n[workload]\n{USER_GRPO}")
+    settings = load_experiment(str(path), {"group_size": 2}).workload.grpo_settings
+    assert (settings.group_size, settings.new_tokens) == (2, 72)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "says"),
+    [
+        ("quick", {"unit": "x"}, "unit does not apply to 'pretrain', only to command"),
+        ("quick", {"group_size": 4}, "group_size does not apply to 'pretrain', only to grpo"),
+        ("grpo-words", {"workload": "mine:W", "unit": "x"}, "unit does not apply to 'mine:W'"),
+    ],
+)
+def test_a_flag_of_another_workload_is_refused_by_its_name_with_the_workloads_that_have_it(
+    name, flags, says
+):
+    with pytest.raises(SweepError, match=says):
+        load_experiment(name, flags)
+
+
+COMMAND = "true {batch_size} {learning_rate} {steps} {seed}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("direction", "max", "workload.direction must be 'minimize' or"),
+        ("dirction", "minimize", "Did you mean 'workload.direction'"),
+        ("group_size", 4, "'workload.group_size' does not apply to 'command', only to grpo"),
+    ],
+)
+def test_a_mistake_in_the_table_of_a_command_names_its_key(key, value, says):
+    flags = {"workload": {"kind": "command", "command": COMMAND, key: value}}
+    with pytest.raises(SweepError, match=says):
+        load_experiment(None, {**flags, "budget": 1000, "batches": "4"})
+
+
+@pytest.mark.parametrize(
+    ("workload", "flags"),
+    [
+        ("kind = 'grpo'\ngroup_size = 4", {"workload": "pretrain"}),
+        ("kind = 'grpo'\ngroup_size = 4", {"command": COMMAND}),
+        (f"command = '{COMMAND}'", {"workload": "grpo"}),
+        (USER_GRPO, {"workload": "grpo"}),
+    ],
+)
+def test_a_flag_does_not_drop_the_settings_of_the_files_workload(tmp_path, workload, flags):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"budget = 10_000\nbatches = [8]\n[workload]\n{workload}")
+    with pytest.raises(SweepError, match="settings of the workload"):
+        load_experiment(str(path), flags)
+
+
+def test_a_flag_changes_a_workload_without_settings_and_the_users_class(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("budget = 10_000\nbatches = [8]\nworkload = 'pretrain'")
+    assert load_experiment(str(path), {"workload": "grpo"}).workload.samples
+    path.write_text(f"budget = 10_000\nbatches = [8]\nmodel = 'small'\n[workload]\n{USER_GRPO}")
+    workload = load_experiment(str(path), {"workload": "other:V"}).workload
+    assert (workload.object, workload.grpo_settings.new_tokens) == ("other:V", 72)
+
+
+def test_a_workload_of_python_may_be_a_table_without_an_experiment():
+    flags = {"workload": {"kind": "grpo", "group_size": 4}, "batches": "4", "model": "small"}
+    assert load_experiment(None, flags).workload.group_size == 4
+
+
+@pytest.mark.parametrize("workload", ["3", "['pretrain']", "{kind = 3}"])
+@pytest.mark.parametrize("flag", [{"group_size": 4}, {"objective": "b"}])
+def test_a_workload_that_is_neither_text_nor_table_is_refused_with_any_flag(
+    tmp_path, workload, flag
+):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"budget = 10_000\nbatches = [4]\nworkload = {workload}")
+    with pytest.raises(SweepError, match="workload must be pretrain, grpo"):
+        load_experiment(str(path), flag)
 
 
 def test_a_model_flag_brings_its_own_sizes_and_the_workload_quadratic_its_model():
@@ -198,6 +286,7 @@ WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     "schedule.warmup_fraction": ("schedule.warmup_fraction", "-0.1", "1.1", "nan", "'1 %'"),
     "schedule.warmup_min_steps": ("schedule.warmup_min_steps", "[]", "-1", "1.5", "inf"),
     "evaluation.points": ("evaluation.points", "{}", "true", "'1'", HUGE, "0", "2.5"),
+    "evaluation.noise_points": ("'evaluation.noise_points' is not a known key. Remove it", "3"),
     "evaluation.sequence": ("Did you mean 'evaluation.sequences'", "64"),
 }
 

@@ -2,12 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.decision.next import next_trials
+from sweep.decision.curves import RatePoints
+from sweep.decision.decision import LOOKS, decide
+from sweep.decision.next import next_look, next_trainings, next_trials
 from sweep.decision.trials import TrialRecord, compared_value, tuning_records
 from sweep.plan.plan import Inputs, build_plan
 from sweep.trial.status import Cause, State
@@ -81,3 +84,62 @@ def test_a_rate_on_fewer_tokens_counts_only_if_it_diverged():
     ]
     report = next(row for row in plan.trials if row.stage == "final" and row.batch_size == 4)
     assert tuning_records(records, report) == records[1:]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "most", "expected"),
+    [(1, 20, 3), (3, 20, 5), (5, 20, 8), (12, 20, 20), (20, 20, 20), (8, 10, 10), (20, 50, 50)],
+)
+def test_looks_follow_each_other_up_to_the_most_seeds(seeds, most, expected):
+    assert next_look(seeds, most) == expected
+
+
+def next_of(losses, tolerance, points=None, most=20, tuning=1):
+    k, seeds = losses.shape
+    decision = decide(losses, points, np.zeros(k), LOOKS)
+    return next_trainings(
+        decision, np.full(k, seeds), np.full(k, tuning), np.zeros(k, bool), tolerance, most
+    )
+
+
+def test_seeds_go_to_the_undecided_and_the_best_only():
+    rng = np.random.default_rng(1)
+    losses = np.array([[0.0], [0.01], [5.0]]) + 0.01 * rng.normal(size=(3, 5))
+    more, tuning, rates = next_of(losses, 0.01)
+    assert list(more) == [8, 8, 5] and list(tuning) == [1, 1, 1] and not rates.any()
+
+
+def test_nothing_follows_once_all_is_decided_or_the_most_seeds_are_reached():
+    rng = np.random.default_rng(1)
+    clear = np.array([[0.0], [3.0], [5.0]]) + 0.01 * rng.normal(size=(3, 8))
+    assert list(next_of(clear, 0.5)[0]) == [8, 8, 8]
+    close = np.array([[0.0], [0.01], [0.01]]) + rng.normal(size=(3, 8))
+    assert list(next_of(close, 0.01, most=8)[0]) == [8, 8, 8]
+
+
+def test_an_uncertain_rate_gets_tuning_seeds_before_the_batch_size_gets_seeds():
+    logs = np.log([5e-4, 1e-3, 2e-3])
+    losses = np.array([[1.003, 1.0, 1.003], [1.003, 1.0, 1.003]])
+    points = RatePoints(np.tile(logs, (2, 1)), losses, np.tile(logs[[0, 2]], (2, 1)), np.ones(2))
+    finals = 0.01 * np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.1]])
+    decision = decide(finals, points, np.log([1e-3] * 2), LOOKS)
+    none = np.zeros(2, bool)
+    seeds, tuning, _ = next_trainings(decision, np.full(2, 3), np.ones(2, int), none, 0.01, 20)
+    assert list(seeds) == [3, 3] and list(tuning) == [2, 2]
+    seeds, tuning, _ = next_trainings(decision, np.full(2, 3), np.full(2, 4), none, 0.01, 20)
+    assert list(seeds) == [5, 5] and list(tuning) == [4, 4]
+
+
+def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():
+    logs = np.log([0.5, 1.0, 2.0])
+    rates = np.array([[1.02, 1.01, 1.0], [1.02, 1.01, 1.0], [1.01, 1.0, 1.01]])
+    ends = np.array([[np.nan, np.nan], [np.nan, np.nan], logs[[0, 2]]])
+    noise = np.random.default_rng(1).normal(size=(3, 3))
+    losses = np.array([[1.0], [1.005], [1.01]]) + 0.01 * (noise - noise.mean(-1, keepdims=True))
+    all_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, np.full((3, 2), np.nan), np.ones(3))
+    assert list(next_of(losses, 0.01, all_at_ends)[0]) == [3, 3, 3]
+    one_at_end = RatePoints(np.tile(logs, (3, 1)), rates, ends[[2, 2, 0]], np.ones(3))
+    close = np.array([[1.0], [1.0], [1.5]]) + 1e-4 * (noise - noise.mean(-1, keepdims=True))
+    assert list(next_of(close, 0.01, one_at_end)[0]) == [3, 3, 3]  # without it 1 and 2 are within
+    two_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, ends, np.ones(3))
+    assert list(next_of(losses, 0.01, two_at_ends, tuning=4)[0]) == [5, 3, 5]  # 2 may be outside

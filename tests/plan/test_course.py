@@ -94,7 +94,7 @@ SETTINGS = st.sampled_from(["microbatch", "accumulation"])
 @given(st.integers(1, 300), st.integers(1, 400), st.sampled_from([1, 2, 8]), SETTINGS)
 def test_a_size_divides_or_its_nearest_legal_values_are_named(batch_size, value, group, setting):
     def choose(value):
-        return choose_microbatch(batch_size, 1, group_size=group, **{setting: value})
+        return choose_microbatch(batch_size, 1, sequences_per_group=group, **{setting: value})
 
     def is_legal(size):
         return batch_size % size == 0 and (size % group == 0 or group % size == 0)
@@ -111,7 +111,7 @@ def test_a_size_divides_or_its_nearest_legal_values_are_named(batch_size, value,
 
 def test_the_bound_holds_only_if_nothing_was_chosen():
     assert choose_microbatch(48, 20) == 16
-    assert choose_microbatch(48, 20, group_size=8) == 16
+    assert choose_microbatch(48, 20, sequences_per_group=8) == 16
     assert choose_microbatch(48, 20, devices=4) == 12
     assert choose_microbatch(48, 20, microbatch=100) == 48
     assert choose_microbatch(48, 20, microbatch=12, accumulation=4) == 12
@@ -121,7 +121,7 @@ def test_the_bound_holds_only_if_nothing_was_chosen():
 def test_half_of_a_microbatch_is_rounded_down_to_whole_groups_or_equal_parts_of_one():
     sizes = [48]
     while sizes[-1] > 1:
-        sizes.append(largest_divisor(48, sizes[-1] // 2, group_size=8))
+        sizes.append(largest_divisor(48, sizes[-1] // 2, sequences_per_group=8))
     assert sizes == [48, 24, 8, 4, 2, 1]
 
 

@@ -44,6 +44,17 @@ def test_device_speed_and_wording_do_not_change_ids():
     assert ids(make(execution=fast, question="another wording")) == ids(make())
 
 
+@pytest.mark.parametrize("flags", [{"unit": "%"}, {"objective": "f1", "direction": "maximize"}])
+def test_what_a_command_is_compared_by_does_not_change_ids(flags):
+    def plan(**others):
+        command = "true {batch_size} {learning_rate} {steps} {seed}"
+        settings = {"command": command, "batches": "4", "budget": 400}
+        experiment = load_experiment(None, {**settings, **others})
+        return build_plan(experiment.model_copy(update={"precision": "fp32"}), CPU)
+
+    assert ids(plan(**flags)) == ids(plan())
+
+
 CHANGES = [
     *({"precision": "bf16"}, {"lr": "2e-3"}, {"lr": "sqrt"}, {"model": "small"}, {"context": 32}),
     *({"tokenizer": "bytes"}, {"data": {**DATA, "seed": 1}}, {"budget": 131_072}),

@@ -10,7 +10,7 @@ from sweep.config.experiment import EvaluationSettings
 from sweep.config.optimizers import OptimizerSettings
 from sweep.errors import SweepError
 from sweep.plan.course import Course
-from sweep.plan.policies import SquareRoot, parse_policy
+from sweep.plan.policies import SquareRoot, describe_policy, parse_policy
 from sweep.plan.rate_search import (
     EXTENSIONS,
     FINEST,
@@ -52,6 +52,14 @@ def test_linear_scales_the_rate_and_leaves_weight_decay():
     assert half_context.beta2 == policy.optimizer_at(32, 256, ADAMW).beta2
 
 
+def test_the_rule_of_a_policy_is_its_text_and_only_that_of_tuning_names_dimensions():
+    class CubeRoot(SquareRoot):
+        rate_rule = "rate ∝ B^{1/3}"
+
+    assert CubeRoot.describe(["lr"], is_rate_only=True) == "rate ∝ B^{1/3}"
+    assert ": lr, beta2 (" in describe_policy("tuned", ["lr", "beta2"])
+
+
 def test_the_centre_of_tuning_grows_and_then_stays():
     policy = parse_policy("tuned")
     assert policy.rate_at(32) == 1e-3
@@ -63,7 +71,7 @@ def test_the_centre_of_tuning_grows_and_then_stays():
 NONSENSE = ["", "x", "-1", "0", "nan", "inf", "sqrt:1e-3", "1e-3@32", "linear", "linear:0@32"]
 
 
-@pytest.mark.parametrize("text", [*NONSENSE, "sqrt:1@0"])
+@pytest.mark.parametrize("text", [*NONSENSE, "sqrt:1@0", f"sqrt:1e-3@{'9' * 5000}"])
 def test_nonsense_is_refused_in_one_sentence(text):
     with pytest.raises(SweepError, match="lr must be"):
         parse_policy(text)

@@ -46,6 +46,15 @@ def test_damaged_and_changed_files_are_refused(tmp_path, text):
         read_json(path)
 
 
+@pytest.mark.parametrize(("version", "is_read"), [(1, False), (2, False), (3, True), (99, False)])
+def test_a_file_of_another_format_names_the_version_that_reads_it(tmp_path, version, is_read):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(seal({"format_version": version})))
+    with pytest.raises(SweepError) as caught:
+        read_json(path)
+    assert ("version 0.1 of sweep" in str(caught.value)) is is_read
+
+
 def test_a_failed_check_or_write_keeps_the_old_file_and_leaves_no_part(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"x": 1})

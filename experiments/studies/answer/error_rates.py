@@ -25,7 +25,8 @@ from sweep.decision.curves import (
     rates_between,
     stack_points,
 )
-from sweep.decision.decision import LOOKS, Counts, Decision, decide, next_trainings
+from sweep.decision.decision import LOOKS, Counts, Decision, decide
+from sweep.decision.next import next_trainings
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.rate_search import GRID, RateTrial, next_rates
 
