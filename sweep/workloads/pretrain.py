@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.models.build import HasHidden, autocast
-from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
+from sweep.models.loss import linear_cross_entropies, linear_cross_entropy, load_fused_kernel
 from sweep.trial import watchdog
 from sweep.workloads.language import LanguageWorkload, share_out
 from sweep.workloads.workload import Batch, FinalEvaluation
@@ -37,6 +38,10 @@ def document_of_targets(tokens: NDArray[np.integer], end: int) -> NDArray[np.int
 class Pretrain(LanguageWorkload):
     unit = "nats"
     divergence_margin = 1.0
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        super().__init__(config, device)
+        self.fused_kernel = load_fused_kernel() if device.type == "cuda" else None
 
     def check(self, text: TokenizedText | None) -> None:
         if text is not None:
@@ -68,7 +73,8 @@ class Pretrain(LanguageWorkload):
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and torch.is_grad_enabled():
             states, weight = self.head(model, windows[:, :-1])
-            return linear_cross_entropy(states, weight, windows[:, 1:].flatten(), rows)
+            targets = windows[:, 1:].flatten()
+            return linear_cross_entropy(states, weight, targets, rows, self.fused_kernel)
         return self.token_losses(model, windows).sum()
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
