@@ -9,6 +9,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
+from sweep.trial.folder import SweepFolder
 
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
@@ -82,12 +83,13 @@ def reason_for_eager_steps(plan: Plan) -> str | None:
     return None
 
 
-def bound_by_memory(plan: Plan) -> dict[str, Any]:
+def bound_by_memory(plan: Plan, folder: SweepFolder) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
     if plan.settings.workload.is_program:
         return {}
     try:
-        bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())
+        configs = folder.located(plan).distinct_steps()
+        bounds: dict[str, Any] = run_job(bound_on_this_machine, configs)
         return bounds
     except SweepError as error:
         return {"reason": f"The microbatch is not limited by a memory forecast ({error})."}

@@ -32,7 +32,9 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     folder = request.folder
     fields: dict[str, Any] = {}
     if experiment.user_code:
-        fields["code"], declared = run_job(identify_code, experiment.user_code, DECLARATIONS)
+        fields["code"], declared = run_job(
+            identify_code, experiment.user_code, DECLARATIONS, experiment.code_folder
+        )
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
         workload = experiment.workload.with_declarations(declared, experiment.surroundings)

@@ -60,7 +60,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     if old is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
         new = first_plan(request, inputs, is_elsewhere and request.execution.device == "cuda")
-        new = new.with_execution(**bound_by_memory(new))
+        new = new.with_execution(**bound_by_memory(new, request.folder))
         plan = new
     else:
         _refuse_other_execution(request.execution, old, request.folder)
@@ -105,7 +105,7 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
         _warn_about_ended_trials(old, folder)
     if len(plan.trials) > len(old.trials):
         if new.largest_step > old.largest_step:
-            new, plan = build(old.execution.model_copy(update=bound_by_memory(new)))
+            new, plan = build(old.execution.model_copy(update=bound_by_memory(new, folder)))
         workload = new.settings.workload
         if not workload.is_program and (new.code or workload.samples):
             inspect_plan(new, folder)

@@ -31,7 +31,7 @@ from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import Lease
 from sweep.trial.status import MESSAGE_CHARACTERS, TrialStatus
 from sweep.usercode.identity import check_code
-from sweep.usercode.objects import add_code_folder
+from sweep.usercode.objects import use_code_folder
 from sweep.workloads import ranks
 from sweep.workloads.workload import FinalEvaluation
 
@@ -123,8 +123,7 @@ def _run(
         started = time.perf_counter()
         _seed_everything(science.seed)
         if science.code is not None:
-            if config.code_path:
-                add_code_folder(Path(config.code_path))
+            use_code_folder(config.code_path)
             check_code(science.user_code, science.code)
 
         step = TrainingStep(config, device)

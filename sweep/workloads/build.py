@@ -11,7 +11,7 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.errors import user_code
 from sweep.models.build import build_without_weights, outer_weights
-from sweep.usercode.objects import load_object
+from sweep.usercode.objects import load_object, use_code_folder
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import Pretrain
 from sweep.workloads.quadratic import NoisyQuadratic
@@ -26,6 +26,7 @@ WORKLOADS: dict[str, type[Workload]] = {
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
+    use_code_folder(config.code_path)
     settings = config.science.workload
     name = settings.name
     if settings.kind in WORKLOADS:
