@@ -69,6 +69,11 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return False
 
     @property
+    def measures_noise(self) -> bool:
+        """Whether the noise of its gradients can be measured, on batches that are read."""
+        return not self.is_program and not self.samples
+
+    @property
     def sequences_per_group(self) -> int:
         """Sequences that must stay together in a batch."""
         return 1

@@ -97,7 +97,7 @@ def estimate_seconds(
     """
     settings = plan.settings
     reason = ""
-    noise_share = 0.0  # of the sequences of a trial that measures the noise scale
+    is_timed = False
     results = [folder.trial(str(row.id)).find_result() for row in rows if row.id]
     complete = [
         result
@@ -133,17 +133,16 @@ def estimate_seconds(
         milestones = settings.evaluation.points + 4
         sequences = (settings.evaluation.sequences or 0) * milestones + final
         outside = sequences * per_sequence / 3
-        if settings.noise_scale.measure:
-            noise_share = settings.noise_scale.share
+        is_timed = True
 
     seconds: list[float | None] = []
     for row in rows:
         course = plan.course(row)
         sequences = course.sequences_at(course.steps)
         training = course.steps * per_step + sequences * per_sequence
-        probed = 0.0  # sequences
-        if row.stage != "tune":
-            probed = noise_share * sequences
+        probed = 0.0  # sequences; the seconds of complete trials contain them
+        if is_timed and plan.measures_noise(row):
+            probed = settings.noise_scale.share * sequences
         seconds.append(training + outside + probed * per_sequence)
     return seconds, factor, reason
 

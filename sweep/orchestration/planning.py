@@ -101,8 +101,7 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
         return new, grow_plan(old, new, folder.path)
 
     new, plan = build(old.execution)
-    if plan.settings.noise_scale.measure and not old.settings.noise_scale.measure:
-        _warn_about_ended_trials(old, folder)
+    _warn_about_ended_trials(old, plan, folder)
     if len(plan.trials) > len(old.trials):
         if new.largest_step > old.largest_step:
             new, plan = build(old.execution.model_copy(update=bound_by_memory(new, folder)))
@@ -112,9 +111,13 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
     return new, plan
 
 
-def _warn_about_ended_trials(plan: Plan, folder: SweepFolder) -> None:
-    """Say how many trials have ended before the noise scale was asked for."""
-    trials = [folder.trial(str(row.id)) for row in plan.known_trials if row.stage != "tune"]
+def _warn_about_ended_trials(old: Plan, plan: Plan, folder: SweepFolder) -> None:
+    """Warn of trials that ended before the plan made them measure the noise scale."""
+    trials = [
+        folder.trial(str(row.id))
+        for row in old.known_trials
+        if plan.measures_noise(row) and not old.measures_noise(row)
+    ]
     ended = [trial.id for trial in trials if trial.find_result() is not None]
     if ended:
         LOG.warning(

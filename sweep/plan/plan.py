@@ -123,10 +123,11 @@ class Plan(Inputs):
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
         """Return the config of a trial; one without a rate is only to be timed or forecast."""
         tuning_budget = None
-        noise_scale = self.settings.noise_scale
         if row.stage == "tune":
             tuning_budget = self.settings.tuning.budget
-            noise_scale = NoiseSettings()  # a report reads the other trials' measurements only
+        noise_scale = NoiseSettings()
+        if self.measures_noise(row):
+            noise_scale = self.settings.noise_scale
         return TrialConfig(
             id=row.id or "sample",
             sweep=sweep,
@@ -144,6 +145,12 @@ class Plan(Inputs):
             init_path=self.init_path,
             code_path=self.code_path,
         )
+
+    def measures_noise(self, row: PlannedTrial) -> bool:
+        """Return True if a trial measures the noise scale; a report reads only final trials."""
+        settings = self.settings
+        is_asked = settings.noise_scale.measure and settings.workload.measures_noise
+        return is_asked and row.stage == "final"
 
     def course(self, row: PlannedTrial) -> Course:
         return Course.of_settings(self.settings, row.batch_size, row.tokens)
