@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sweep.config.execution import Services
+from sweep.config.optimizers import optimizer_facts
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.estimates import check_disk
 from sweep.orchestration.executors.base import Executor
@@ -82,7 +83,7 @@ def finished_summary(
 def check_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
     """Refuse an experiment that trains nothing, and a folder or services that cannot be used."""
     check_writable(folder.path)
-    if plan.settings.optimizer.name == "none":
+    if not optimizer_facts(plan.settings.optimizer.name)["trains"]:
         problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
         raise SweepError(f"experiment {plan.experiment!r} {problem}.")
     refuse_unusable_services(services)

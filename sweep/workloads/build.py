@@ -48,11 +48,11 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
 
 
 def inspect_workload(
-    config: TrialConfig, text: TokenizedText | None
+    config: TrialConfig, text: TokenizedText | None, with_weights: bool
 ) -> tuple[dict[str, Any], nn.Module]:
     """Build a trial's workload; return facts by the names of `PlannedModel`, and the model.
 
-    The user's code also computes a loss, and its FLOPs are counted.
+    A model with weights also computes a loss, unless it samples, and its FLOPs are counted.
     """
     science = config.science
     facts: dict[str, Any] = {}
@@ -61,12 +61,12 @@ def inspect_workload(
 
     names = ", ".join(science.user_code) if science.user_code else science.workload.name
     with user_code(f"{names} must build a model and compute a loss"):
-        if science.code is None:
-            model = build_without_weights(workload.build_model)
-        else:
+        if with_weights:
             model = workload.build_model()
             if not science.workload.samples:
                 facts["flops_per_token"] = count_flops(workload, model)
+        else:
+            model = build_without_weights(workload.build_model)
 
     builds_own_model = type(workload).build_model is not Pretrain.build_model
     if workload.is_language and builds_own_model:

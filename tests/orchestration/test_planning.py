@@ -12,9 +12,11 @@ from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import estimates
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
+from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request, read_request
+from sweep.plan.plan import Inputs, build_plan
 from sweep.resources import sha256_of_file
 from sweep.training import device as machine
 from sweep.trial.files import write_json
@@ -315,3 +317,45 @@ def test_the_code_of_shipped_experiments_is_not_the_users(tmp_path, caplog):
         read_request(str(tmp_path / "own.toml"), settings)
     with pytest.raises(SweepError, match="another:Net"):
         read_request("elman", {**settings, "model": "another:Net"})
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Huge(nn.Module):
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        width = 1 << 30
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids))
+
+class Reads(nn.Module):
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(vocabulary, vocabulary))
+
+    def forward(self, ids):
+        assert self.table.sum().item() == 0
+        return self.table[ids]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "has_flops"), [("Huge", 2 * (256 << 30), True), ("Reads", 256**2, False)]
+)
+def test_a_users_model_is_counted_without_weights_unless_it_reads_them(
+    tmp_path, monkeypatch, name, parameters, has_flops
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sized.py").write_text(MODELS)
+    settings = {"model": f"sized:{name}", "vocabulary": 256, "context": 16, "precision": "fp32"}
+    experiment = load_experiment("quick", {"tokenizer": "bytes", **settings})
+    plan = build_plan(experiment, Execution(device="cpu"), Inputs(code={"files": {}}))
+    model = inspect_plan(plan, SweepFolder(tmp_path))
+    assert model.parameters == parameters
+    assert model.flops_per_token is not None
+    assert (model.flops_per_token > 0) is has_flops
