@@ -151,13 +151,13 @@ class Report:
         if type(step) is not int or not 0 <= step <= self.config.steps:
             raise wrong(f'have a "step", a number of optimizer steps up to {self.config.steps}')
 
-        examples = self._course.sequences_at(step)
-        if line.pop("examples", examples) != examples:
-            raise wrong(f"count {examples} examples ({step} × {self._course.batch_size})")
         tokens = self._course.tokens_at(step)
         if line.pop("tokens", tokens) != tokens:
             factors = f"{step} × {self._course.batch_size} × {self._course.tokens_per_sequence}"
             raise wrong(f"count {tokens} tokens ({factors})")
+        examples = self._course.sequences_at(step)
+        if line.pop("examples", examples) != examples:
+            raise wrong(f"count {examples} examples ({step} × {self._course.batch_size})")
 
         line.pop("time", None)
         for name, value in line.items():
@@ -314,7 +314,8 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
         environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
 
-    words = fill_placeholders(science.workload.code[0], values)
+    (command,) = science.workload.code
+    words = fill_placeholders(command, values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
         start = log.tell()
