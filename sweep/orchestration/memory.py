@@ -20,6 +20,7 @@ from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request, read_request
+from sweep.plan.course import Course
 from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
@@ -39,7 +40,7 @@ def _plan_steps(request: Request, is_elsewhere: bool = False) -> Plan:
     largest = max(experiment.batches)
 
     # Memory does not depend on the budget, which may be less than a step of these sizes.
-    step_tokens = largest * experiment.tokens_per_sequence
+    step_tokens = Course(largest, experiment.tokens_per_sequence, steps=1).tokens_at(1)
     changes = {"seeds": 1, "lr": "1e-3", "budget": step_tokens, "optimizers": ()}
     request = replace(request, experiment=experiment.model_copy(update=changes))
 
