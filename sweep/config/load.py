@@ -14,7 +14,7 @@ from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.workloads import DECLARATIONS, SETTINGS_OF_COMMANDS
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
 from sweep.resources import EXPERIMENTS, shipped_experiments
-from sweep.usercode.commands import check_command, title_of_command
+from sweep.usercode.commands import refuse_unusable_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
 
@@ -166,7 +166,7 @@ def _own_model(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = str(table.get("kind")) if isinstance(table, dict) else ""
     if kind == "command":
         command = table["command"]
-        title = title_of_command(check_command(str(command)))
+        title = title_of_command(refuse_unusable_command(str(command)))
         name = f"command: {command}"
     elif "model" not in fields and (":" in kind or kind == "quadratic"):
         name = kind

@@ -13,7 +13,7 @@ from sweep.config.numbers import nearest_multiples
 from sweep.config.objective import LOSS, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
 from sweep.errors import SweepError
-from sweep.usercode.commands import check_command, placeholders_of
+from sweep.usercode.commands import placeholders_of, refuse_unusable_command
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 # Settings of a command's experiment; the others belong to trainings of this package. The optimizer
@@ -253,7 +253,7 @@ class Command(OwnWorkload):
     """A program of the user, started with the values of a trial in place of its placeholders."""
 
     kind: Literal["command"] = "command"
-    command: Annotated[str, AfterValidator(check_command), RunFlag(Group.MODEL)]
+    command: Annotated[str, AfterValidator(refuse_unusable_command), RunFlag(Group.MODEL)]
     """Your training script, with placeholders such as {batch_size}."""
 
     is_program: ClassVar[bool] = True

@@ -139,7 +139,7 @@ def open_data(identity: dict[str, Any], path: str | None) -> OpenData:
     if identity["name"] == "hf":
         counted, left_out = _open_hub(identity["repository"], identity["revision"], column)
     else:
-        check_unchanged(identity, path)
+        refuse_changed_data(identity, path)
         left_out = {}
         files = find_files(str(path)).roles
         counted = {role: read_files(paths, column) for role, paths in files.items()}
@@ -149,7 +149,7 @@ def open_data(identity: dict[str, Any], path: str | None) -> OpenData:
     return OpenData(split_documents(whole), counted, left_out)
 
 
-def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
+def refuse_changed_data(identity: dict[str, Any], path: str | None) -> None:
     """Refuse files whose content is not the identified one; other sources cannot change."""
     files = {key: value for key, value in identity.items() if key != "column"}
     is_path = identity["name"] == "path"

@@ -227,7 +227,7 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     return bytes_of_running + bytes_of_finals + bytes_of_curves
 
 
-def check_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
+def refuse_small_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
     """Refuse a sweep that the disk has no room for."""
     existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing).free

@@ -16,7 +16,7 @@ LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.m
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    from sweep.memory.limit import check_memory_limit
+    from sweep.memory.limit import refuse_memory_limit
     from sweep.training.device import available_cores, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
@@ -29,7 +29,7 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     device_type = device.partition(":")[0]
     if device_type != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
         # In a child process, because the question creates a context on the device.
-        run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
+        run_job(refuse_memory_limit, chosen.model_copy(update={"device": device}))
 
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)

@@ -43,10 +43,10 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
-        from sweep.data.tokens import check_tokenizer
+        from sweep.data.tokens import refuse_small_vocabulary
 
         if tokenizer:
-            check_tokenizer(tokenizer)
+            refuse_small_vocabulary(tokenizer)
         fields["data"] = identify_data(experiment.data, experiment.text_column)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
@@ -102,7 +102,7 @@ def get_inputs(plan: Plan, folder: SweepFolder) -> None:
         if plan.settings.workload.samples:
             inspect_plan(plan, folder)  # its prompts
         else:
-            text.check_window(plan.tokens_per_sequence)
+            text.refuse_short_splits(plan.tokens_per_sequence)
             _warn_of_few_windows(plan, len(text.valid))
 
     if folder.stop_path.exists():

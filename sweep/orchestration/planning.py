@@ -175,7 +175,7 @@ def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
     return plan
 
 
-def check_writable(out: Path) -> None:
+def refuse_unwritable(out: Path) -> None:
     """Refuse a folder that cannot be written, before anything is prepared; writes nothing."""
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from sweep.config.execution import Services
 from sweep.config.optimizers import optimizer_facts
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.estimates import check_disk
+from sweep.orchestration.estimates import refuse_small_disk
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.build import build_executor, refuse_unusable_services
 from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.looks import trials_after_look
-from sweep.orchestration.planning import Planned, check_writable, save_plan
+from sweep.orchestration.planning import Planned, refuse_unwritable, save_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
@@ -80,9 +80,9 @@ def finished_summary(
     return Summary(folder, states)
 
 
-def check_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
+def refuse_unusable_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
     """Refuse an experiment that trains nothing, and a folder or services that cannot be used."""
-    check_writable(folder.path)
+    refuse_unwritable(folder.path)
     if not optimizer_facts(plan.settings.optimizer.name)["trains"]:
         problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
         raise SweepError(f"experiment {plan.experiment!r} {problem}.")
@@ -124,7 +124,7 @@ def run_plan(
         stack.enter_context(holding(folder))
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
-        check_disk(planned.plan, folder, len(executor.slots))
+        refuse_small_disk(planned.plan, folder, len(executor.slots))
         get_inputs(planned.plan, folder)
         plan = save_plan(planned.plan, folder)
         schedule = Scheduler(

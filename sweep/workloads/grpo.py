@@ -27,7 +27,12 @@ from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
 from sweep.trial import watchdog
 from sweep.workloads.language import LanguageWorkload
-from sweep.workloads.tasks.build import REWARD_STATISTICS, build_reward, build_task, check_task
+from sweep.workloads.tasks.build import (
+    REWARD_STATISTICS,
+    build_reward,
+    build_task,
+    refuse_unusable_task,
+)
 from sweep.workloads.tasks.task import Completion, Prompt, Reward, Task
 from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter
 
@@ -60,7 +65,7 @@ class Grpo(LanguageWorkload):
 
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
-        check_task(self.settings)
+        refuse_unusable_task(self.settings)
         if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
         self.text = text

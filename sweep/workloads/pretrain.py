@@ -45,13 +45,13 @@ class Pretrain(LanguageWorkload):
 
     def check(self, text: TokenizedText | None) -> None:
         if text is not None:
-            text.check_window(self.config.tokens_per_sequence)
+            text.refuse_short_splits(self.config.tokens_per_sequence)
 
     @cached_property
     def text(self) -> TokenizedText:
         text = super().text
         assert text is not None
-        text.check_window(self.tokens_per_sequence)
+        text.refuse_short_splits(self.tokens_per_sequence)
         return text
 
     @cached_property

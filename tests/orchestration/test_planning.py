@@ -198,9 +198,9 @@ def test_the_disk_need_not_hold_again_what_is_already_written(tmp_path, monkeypa
     monkeypatch.setattr(estimates.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     plan = plan_here(tmp_path, batches="8")
     with pytest.raises(SweepError, match="the disk must have"):
-        estimates.check_disk(plan, SweepFolder(tmp_path), 1)
+        estimates.refuse_small_disk(plan, SweepFolder(tmp_path), 1)
     (tmp_path / "weights").write_bytes(b"x" * estimates.disk_bytes(plan, 1))
-    estimates.check_disk(plan, SweepFolder(tmp_path), 1)
+    estimates.refuse_small_disk(plan, SweepFolder(tmp_path), 1)
 
 
 def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(tmp_path):
