@@ -69,9 +69,9 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return False
 
     @property
-    def measures_noise(self) -> bool:
-        """Whether the noise of its gradients can be measured, on batches that are read."""
-        return not self.is_program and not self.samples
+    def can_measure_noise(self) -> bool:
+        """Whether the gradient noise scale can be measured: on given batches, in this process."""
+        return not (self.is_program or self.samples)
 
     @property
     def sequences_per_group(self) -> int:

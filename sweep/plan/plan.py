@@ -149,7 +149,7 @@ class Plan(Inputs):
     def measures_noise(self, row: PlannedTrial) -> bool:
         """Return True if a trial measures the noise scale; a report reads only final trials."""
         settings = self.settings
-        is_asked = settings.noise_scale.measure and settings.workload.measures_noise
+        is_asked = settings.noise_scale.measure and settings.workload.can_measure_noise
         return is_asked and row.stage == "final"
 
     def course(self, row: PlannedTrial) -> Course:
