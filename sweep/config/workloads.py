@@ -79,6 +79,11 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return 1
 
     @property
+    def settings_of_grpo(self) -> "GrpoSettings | None":
+        """The settings of GRPO, if it trains by that."""
+        return None
+
+    @property
     def splits_batches(self) -> bool:
         """Whether a step may consist of several microbatches."""
         return True
@@ -216,6 +221,10 @@ class Grpo(GrpoSettings, WorkloadBase):
     def sequences_per_group(self) -> int:
         return self.group_size
 
+    @property
+    def settings_of_grpo(self) -> GrpoSettings:
+        return self
+
     def build_objective(self) -> Objective:
         return self.reward_objective()
 
@@ -321,6 +330,10 @@ class UserWorkload(OwnWorkload):
     @property
     def sequences_per_group(self) -> int:
         return self.grpo_settings.group_size if self.grpo_settings else 1
+
+    @property
+    def settings_of_grpo(self) -> GrpoSettings | None:
+        return self.grpo_settings
 
     def sequence_tokens(self, model: ModelSettings) -> int:
         if self.tokens_per_sequence is not None:

@@ -13,6 +13,7 @@ from sweep.errors import user_code
 from sweep.models.build import build_without_weights, outer_weights
 from sweep.usercode.objects import load_object, use_code_folder
 from sweep.workloads.grpo import Grpo
+from sweep.workloads.language import LanguageWorkload
 from sweep.workloads.pretrain import Pretrain
 from sweep.workloads.quadratic import NoisyQuadratic
 from sweep.workloads.workload import Workload
@@ -68,7 +69,7 @@ def inspect_workload(
         else:
             model = build_without_weights(workload.build_model)
 
-    builds_own_model = type(workload).build_model is not Pretrain.build_model
+    builds_own_model = type(workload).build_model is not LanguageWorkload.build_model
     if workload.is_language and builds_own_model:
         facts["name"] = science.workload.name  # not the experiment's model
     weights = [*model.parameters()]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.config.workloads import FINAL_PROMPTS, GrpoSettings, UserWorkload
+from sweep.config.workloads import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokens import TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 from sweep.models.build import HasHidden, autocast
@@ -45,9 +45,8 @@ class Grpo(LanguageWorkload):
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         super().__init__(config, device)
-        workload = config.science.workload
-        settings = workload.grpo_settings if isinstance(workload, UserWorkload) else workload
-        assert isinstance(settings, GrpoSettings)
+        settings = config.science.workload.settings_of_grpo
+        assert settings is not None
         self.settings = settings
         self.updates_per_step = self.settings.num_iterations
         self.wide_dtype = torch.float32 if device.type == "mps" else torch.float64
