@@ -81,7 +81,7 @@ def run_planned(
     retried_causes: frozenset[Cause] = frozenset(),
 ) -> Summary:
     """Run the trials of a plan with a display of progress, and write the report."""
-    is_open = planned.awaits_rates or planned.adds_seeds
+    is_open = planned.plan.awaits_rates or planned.adds_seeds
     if is_open:  # more trials may follow
         ids = None
         finals = sum(row.stage == "final" for row in planned.plan.trials)

@@ -115,6 +115,11 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
     tokenizer.save(str(path))
 
 
+def count_windows(token_count: int, context: int) -> int:
+    """Return how many windows of context + 1 tokens a text has, each of which overlaps by one."""
+    return (token_count - 1) // context
+
+
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
     train: NDArray[np.integer]  # (tokens,) memory-mapped; a separator ends each document

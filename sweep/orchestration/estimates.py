@@ -14,7 +14,7 @@ from typing import Any
 
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
-from sweep.data.tokens import find_prepared
+from sweep.data.tokens import count_windows, find_prepared
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors.local import attempt_slots
@@ -74,7 +74,7 @@ def _windows(plan: Plan, split: str) -> int:
     text = find_prepared(plan.data, tokenizer)
     if text is None:
         return 0
-    return (len(getattr(text, split)) - 1) // plan.tokens_per_sequence
+    return count_windows(len(getattr(text, split)), plan.tokens_per_sequence)
 
 
 def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
@@ -220,11 +220,10 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     running = min(max(1, at_once), len(plan.trials))
     bytes_of_running = running * 3 * checkpoint  # the third while it is written
 
-    kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
-    finals = sum(row.stage == "final" for row in plan.trials)
-    bytes_of_finals = finals * kept[plan.execution.keep]
+    bytes_by_keep = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
+    bytes_of_ended = sum(bytes_by_keep[plan.execution.kept_of(row.stage)] for row in plan.trials)
     bytes_of_curves = len(plan.trials) << 20  # with log, losses and MLflow
-    return bytes_of_running + bytes_of_finals + bytes_of_curves
+    return bytes_of_running + bytes_of_ended + bytes_of_curves
 
 
 def refuse_small_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:

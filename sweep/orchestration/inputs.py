@@ -9,7 +9,7 @@ from typing import Any
 from sweep.config.hub import PREFIX, weights_folder
 from sweep.config.trial import tokenizer_of
 from sweep.config.workloads import DECLARATIONS
-from sweep.data.tokens import prepare_data
+from sweep.data.tokens import count_windows, prepare_data
 from sweep.errors import SweepError, cut
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.request import Request
@@ -111,7 +111,7 @@ def get_inputs(plan: Plan, folder: SweepFolder) -> None:
 
 def _warn_of_few_windows(plan: Plan, valid_tokens: int) -> None:
     asked = plan.settings.evaluation.sequences or 0
-    windows = (valid_tokens - 1) // plan.tokens_per_sequence
+    windows = count_windows(valid_tokens, plan.tokens_per_sequence)
     if asked > windows and plan.settings.target is None:
         LOG.warning(
             f"The validation split has {windows:,} sequences, so evaluations take all of "

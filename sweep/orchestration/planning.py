@@ -37,11 +37,6 @@ class Planned:
         """True if seeds are added until the answer is clear."""
         return self.experiment.seeds == "auto"
 
-    @property
-    def awaits_rates(self) -> bool:
-        """True if some final trials still need their rate."""
-        return any(row.id is None for row in self.plan.trials)
-
     def command_rows(self) -> Plan:
         """Return the plan with only the rows that this command names."""
         named = {None, *self.requested}

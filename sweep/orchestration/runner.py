@@ -89,8 +89,7 @@ def refuse_unusable_request(plan: Plan, folder: SweepFolder, services: Services)
     refuse_unusable_services(services)
     if services.tracking_uri:
         check_answers(services.tracking_uri)
-    awaits_rates = any(row.id is None for row in plan.trials)
-    if services.storage and awaits_rates:
+    if services.storage and plan.awaits_rates:
         from sweep.orchestration.tuning import open_storage  # imports optuna
 
         open_storage(services.storage)
@@ -156,10 +155,10 @@ def _rounds(
 
     A round maps ids of trials to the step that they pause after; None: the last.
     """
-    known = planned.plan.known_trials if planned.awaits_rates else ()
+    known = planned.plan.known_trials if planned.plan.awaits_rates else ()
     tried = {row.id for row in known if row.stage == "tune"}
     yield dict.fromkeys(i for i in planned.requested if i not in tried)
-    if planned.awaits_rates:
+    if planned.plan.awaits_rates:
         from sweep.orchestration.tuning import Tuning
 
         tuning = Tuning(planned.plan, schedule, storage)

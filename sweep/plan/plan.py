@@ -176,6 +176,11 @@ class Plan(Inputs):
         return tuple(row for row in self.trials if row.id)
 
     @property
+    def awaits_rates(self) -> bool:
+        """True if some final trials still need their rate."""
+        return len(self.known_trials) < len(self.trials)
+
+    @property
     def largest_step(self) -> tuple[int, bool]:
         """The largest microbatch, and whether a step has several of them, which takes more."""
         steps = ((row.microbatch_size, row.gradient_accumulation_steps > 1) for row in self.trials)

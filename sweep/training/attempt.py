@@ -141,7 +141,7 @@ def _run(
         if final and not all(map(math.isfinite, final.metrics.values())):
             final = None
         progress.charge("evaluation")
-        keep = execution.keep if final and science.stage == "final" else "none"
+        keep = execution.kept_of(science.stage) if final else "none"
         if keep != "none":
             if science.tokenizer and science.tokenizer.sha256 and not rank:
                 source = pretrained_path(config.init_path, science.tokenizer)
@@ -168,7 +168,7 @@ def _run_command(
     final = FinalEvaluation(metrics) if metrics else None
     message = "" if final else f"a loss that is not finite at step {progress.step}"
     write_result(config, status, store, None, progress, final, message, digest)
-    keep = config.execution.keep if final and config.science.stage == "final" else "none"
+    keep = config.execution.kept_of(config.science.stage) if final else "none"
     if keep != "checkpoints":
         files.remove(store.folder.resume_path)
     if keep == "none":

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import TokenizedText
+from sweep.data.tokens import TokenizedText, count_windows
 from sweep.models.build import HasHidden, autocast
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy, load_fused_kernel
 from sweep.trial import watchdog
@@ -56,7 +56,7 @@ class Pretrain(LanguageWorkload):
 
     @cached_property
     def train_sequences(self) -> int:
-        return (len(self.text.train) - 1) // self.tokens_per_sequence
+        return count_windows(len(self.text.train), self.tokens_per_sequence)
 
     def build_batch(self, first: int, count: int) -> Batch:
         return (self._windows(self.text.train, self.stream.indices(first, count)),)
@@ -93,7 +93,7 @@ class Pretrain(LanguageWorkload):
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows, or of all for a target."""
-        windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
+        windows = count_windows(len(self.text.valid), self.tokens_per_sequence)
         count = windows
         if self.config.science.target is None:
             count = min(self.evaluation_sequences, windows)
@@ -122,7 +122,7 @@ class Pretrain(LanguageWorkload):
     ) -> NDArray[np.float64]:
         """Return the loss of each token after the first, (N − 1,)."""
         context = self.tokens_per_sequence
-        windows = (len(tokens) - 1) // context
+        windows = count_windows(len(tokens), context)
         losses = [self._losses(model, tokens, np.arange(windows)).ravel()]
         start = windows * context
         if start + 1 < len(tokens):  # the last window is shorter
