@@ -56,10 +56,15 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
     if devices == 1 and chosen.zero:
         raise SweepError("zero needs several devices. Add --devices-per-trial, or leave it out.")
-    if devices > 1 and (samples or device not in ("cpu", "cuda")):
+    subject = f"{devices} devices per trial need"
+    if devices > 1 and samples:
+        name = experiment.workload.name
         raise SweepError(
-            f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
-            f"workload other than grpo, got {experiment.workload.name!r}. Use one device per trial."
+            f"{subject} a workload that does not sample, got {name!r}. Use one device per trial."
+        )
+    if devices > 1 and device not in ("cpu", "cuda"):
+        raise SweepError(
+            f"{subject} the device cpu or cuda, got {device!r}. Use one device per trial."
         )
 
 

@@ -12,6 +12,7 @@ from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import estimates
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
+from sweep.orchestration.execution import decide_execution
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
@@ -244,8 +245,12 @@ def test_executions_that_do_not_go_together_are_refused(execution, message):
 
 
 def test_grpo_runs_on_one_device():
-    with pytest.raises(SweepError, match="a workload other than grpo"):
+    with pytest.raises(SweepError, match="a workload that does not sample, got 'grpo'"):
         plan_here(name="grpo-words", execution={"devices": 2}, batches=[16], data="synthetic")
+    # Each refusal names the one condition that fails.
+    with pytest.raises(SweepError, match="the device cpu or cuda, got 'mps'"):
+        chosen = Execution(device="mps", devices=2)
+        decide_execution(load_experiment("quick"), chosen, is_elsewhere=True)
 
 
 NET = """
