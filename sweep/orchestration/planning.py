@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Planned:
-    """What a command asks for: a plan with all that its folder already has, and its own trials."""
+    """The plan of a folder after a command, and which of its trials the command names."""
 
     plan: Plan
     requested: tuple[str, ...]  # ids of the trials that the command names

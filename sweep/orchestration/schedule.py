@@ -69,7 +69,7 @@ class Scheduler:
             self.on_change()
 
     def _queue(self, requested: Mapping[str, int | None]) -> None:
-        """Let the requested trials wait that are to run, in the order in which they start."""
+        """Queue the requested trials that are to run, in the order in which they start."""
         ids = list(requested)
         if len(self.executor.slots) != 1:  # the longest first
             rows = self.plan.known_trials
