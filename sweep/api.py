@@ -12,7 +12,13 @@ from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.progress import Progress
 from sweep.orchestration.request import read_request
-from sweep.orchestration.runner import Summary, check_request, finished_summary, prepare, run_plan
+from sweep.orchestration.runner import (
+    Summary,
+    finished_summary,
+    prepare,
+    refuse_unusable_request,
+    run_plan,
+)
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -54,7 +60,7 @@ def run_sweep(
     folder = request.folder
     services = request.services
     planned = make_plan(request)
-    check_request(planned.plan, folder, services)
+    refuse_unusable_request(planned.plan, folder, services)
     summary = finished_summary(planned, folder, services)
     if summary is None:
         prepare(planned.plan, folder, services)
@@ -75,7 +81,7 @@ def run_planned(
     retried_causes: frozenset[Cause] = frozenset(),
 ) -> Summary:
     """Run the trials of a plan with a display of progress, and write the report."""
-    is_open = planned.awaits_rates or planned.adds_seeds
+    is_open = planned.plan.awaits_rates or planned.adds_seeds
     if is_open:  # more trials may follow
         ids = None
         finals = sum(row.stage == "final" for row in planned.plan.trials)

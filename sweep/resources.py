@@ -26,6 +26,11 @@ def shipped_experiments() -> list[str]:
     return sorted(file.stem for file in EXPERIMENTS.glob("*.toml"))
 
 
+def is_shipped(path: Path) -> bool:
+    """Return True for a file of the shipped experiments, such as the code of one."""
+    return path.resolve().is_relative_to(EXPERIMENTS.resolve())
+
+
 def sha256_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

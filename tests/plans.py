@@ -19,4 +19,6 @@ def build_plan(
     """Build a plan for data of this identity; `microbatch` replaces the execution's, if given."""
     if microbatch is not None:
         execution = execution.model_copy(update={"microbatch": microbatch})
-    return build(experiment, execution, Inputs(data=data), **options)
+    code_path = experiment.code_folder if experiment.user_code else None
+    inputs = Inputs(data=data, code_path=code_path)
+    return build(experiment, execution, inputs, **options)

@@ -266,7 +266,7 @@ def _about_total(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     if plan.settings.seeds == "auto":
         most = sum(most_trials(plan).values())
         time = f"at least {time}; at most {most} trials, {_most_time(plan, to_run)}"
-    elif any(row.id is None for row in plan.trials):
+    elif plan.awaits_rates:
         time += "; tuning trials that follow from these are not counted"
     return f"{trials},{have_ended} estimated time {time}"
 

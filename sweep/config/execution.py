@@ -49,6 +49,10 @@ class Execution(Settings, use_attribute_docstrings=True):
         """Why steps do not fit by forecast, which then bounds the microbatch; "" if they do."""
         return "" if self.microbatch_bound is None else self.reason
 
+    def kept_of(self, stage: str) -> str:
+        """Return what remains of a trial that has a result; nothing of a tuning trial."""
+        return self.keep if stage == "final" else "none"
+
     @property
     def device_type(self) -> str:
         return self.device.partition(":")[0]

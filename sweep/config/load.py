@@ -20,7 +20,7 @@ from sweep.config.workloads import (
 )
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
 from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiments
-from sweep.usercode.commands import check_command, title_of_command
+from sweep.usercode.commands import refuse_unusable_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
 # Flags of the keys of a workload, such as group_size.
@@ -194,7 +194,7 @@ def _fields_without_text(fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = table["kind"]
     if kind == "command":
         command = table["command"]
-        title = title_of_command(check_command(str(command)))
+        title = title_of_command(refuse_unusable_command(str(command)))
         model_name = f"command: {command}"
     elif "model" not in fields and not SETTINGS_OF_KIND[kind].reads_text:
         model_name = str(table.get("object", kind))

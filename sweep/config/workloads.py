@@ -12,7 +12,7 @@ from sweep.config.numbers import nearest_multiples
 from sweep.config.objective import LOSS, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
 from sweep.errors import SweepError, did_you_mean
-from sweep.usercode.commands import check_command, placeholders_of
+from sweep.usercode.commands import placeholders_of, refuse_unusable_command
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 # Settings of a command's experiment; the others belong to trainings of this package. The optimizer
@@ -91,9 +91,19 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return False
 
     @property
+    def can_measure_noise(self) -> bool:
+        """Whether the gradient noise scale can be measured: on given batches, in this process."""
+        return not (self.is_program or self.samples)
+
+    @property
     def sequences_per_group(self) -> int:
         """Sequences that must stay together in a batch."""
         return 1
+
+    @property
+    def settings_of_grpo(self) -> "GrpoSettings | None":
+        """The settings of GRPO, if it trains by that."""
+        return None
 
     @property
     def splits_batches(self) -> bool:
@@ -234,6 +244,10 @@ class Grpo(GrpoSettings, WorkloadBase):
     def sequences_per_group(self) -> int:
         return self.group_size
 
+    @property
+    def settings_of_grpo(self) -> GrpoSettings:
+        return self
+
     def build_objective(self) -> Objective:
         return self.reward_objective()
 
@@ -275,7 +289,7 @@ class Command(MetricWorkload):
     """A program of the user, started with the values of a trial in place of its placeholders."""
 
     kind: Literal["command"] = "command"
-    command: Annotated[str, AfterValidator(check_command), RunFlag(Group.MODEL)]
+    command: Annotated[str, AfterValidator(refuse_unusable_command), RunFlag(Group.MODEL)]
     """Your training script, with placeholders such as {batch_size}."""
 
     is_program: ClassVar[bool] = True
@@ -348,6 +362,10 @@ class UserWorkload(MetricWorkload):
     @property
     def sequences_per_group(self) -> int:
         return self.grpo_settings.group_size if self.grpo_settings else 1
+
+    @property
+    def settings_of_grpo(self) -> GrpoSettings | None:
+        return self.grpo_settings
 
     def sequence_tokens(self, model: ModelSettings) -> int:
         if self.tokens_per_sequence is not None:

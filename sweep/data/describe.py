@@ -95,7 +95,7 @@ def _summarize(file: Path | str, role: str, tally: Tally | None) -> FileSummary:
 
 def _notes(files: Sequence[FileSummary]) -> list[str]:
     notes = []
-    texts = [file for file in files if file.format == TEXT_ROLE]
+    texts = [file for file in files if file.format == "text"]
     unknown = [file.file for file in texts if not has_text_suffix(file.file)]
     if unknown:
         notes.append(f"Read as plain text, whatever the name says: {name_list(unknown)}.")

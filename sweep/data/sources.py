@@ -139,7 +139,7 @@ def open_data(identity: dict[str, Any], path: str | None) -> OpenData:
     if identity["name"] == "hf":
         counted, left_out = _open_hub(identity["repository"], identity["revision"], column)
     else:
-        check_unchanged(identity, path)
+        refuse_changed_data(identity, path)
         left_out = {}
         files = find_files(str(path)).roles
         counted = {role: read_files(paths, column) for role, paths in files.items()}
@@ -149,11 +149,12 @@ def open_data(identity: dict[str, Any], path: str | None) -> OpenData:
     return OpenData(split_documents(whole), counted, left_out)
 
 
-def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
+def refuse_changed_data(identity: dict[str, Any], path: str | None) -> None:
     """Refuse files whose content is not the identified one; other sources cannot change."""
     files = {key: value for key, value in identity.items() if key != "column"}
-    is_path = identity["name"] == "path"
-    if is_path and (path is None or _identify_files(find_files(path).roles) != files):
+    if identity["name"] != "path":
+        return
+    if path is None or _identify_files(find_files(path).roles) != files:
         got = cut(str(path))
         raise SweepError(f"data {got!r} has changed since the sweep was planned. Restore it.")
 
@@ -225,8 +226,8 @@ def split_documents(read: CountedReader) -> dict[str, Reader]:
     different = np.unique(np.array(hashes, dtype=np.uint64))
     if len(hashes) == 1:
         is_valid = np.array([False, True])
-        cut = characters - max(characters // 20, 1)
-        parts: Reader = partial(_divide, read, cut)
+        train_characters = characters - max(characters // 20, 1)
+        parts: Reader = partial(_divide, read, train_characters)
     elif len(different) < 2:
         raise _too_few_documents(read.tallies)
     else:
@@ -270,8 +271,8 @@ def _divide(read: Reader, start: int) -> Iterator[Piece]:
         if 0 <= start < length:
             stop = start + (length - start) // 2
             ends = (piece.text.find(mark, max(start, 1), stop) for mark in "\n ")
-            cut = next((end for end in ends if end >= 0), start)
-            yield Piece(piece.text[:cut])
-            piece = piece._replace(text=piece.text[cut:])
+            end = next((end for end in ends if end >= 0), start)
+            yield Piece(piece.text[:end])
+            piece = piece._replace(text=piece.text[end:])
         yield piece
         start -= length  # below 0 once the document is divided

@@ -67,7 +67,7 @@ def refuse(name: str, place: str, reason: str, remedy: str = "Correct it.") -> S
     return SweepError(f"{name} cannot be read ({place}: {cut(reason)}). {remedy}")
 
 
-def check_column(column: str, names: Sequence[str], name: str) -> None:
+def refuse_wrong_column(column: str, names: Sequence[str], name: str) -> None:
     if column not in names:
         problem = f"{name} must have the column {cut(column, 60)!r}, got {name_list(names, 6)}"
         remedy = "Name the column of the texts with --text-column."
@@ -124,7 +124,7 @@ def _json_texts(path: Path, column: str, name: str) -> Texts:
         if not isinstance(row, dict):
             raise refuse(name, place, f"a row must be an object, got {_describe(row)}")
         if column not in row:
-            check_column(column, list(row), f"{place} of {name}")
+            refuse_wrong_column(column, list(row), f"{place} of {name}")
         yield place, row[column]
 
 
@@ -192,7 +192,7 @@ def _delimited_texts(path: Path, column: str, name: str, kind: str) -> Texts:
         raise refuse(name, "line 1", "the header is missing", "Add a header with the column names.")
     if kind == "tsv":
         _refuse_quoted(header, name, "line 1")
-    check_column(column, header, name)
+    refuse_wrong_column(column, header, name)
     index = header.index(column)
     while True:
         place = f"line {reader.line_num + 1}"
@@ -249,7 +249,7 @@ def _parquet_texts(path: Path, column: str, name: str) -> Texts:
         from pyarrow.parquet import ParquetFile
 
         with ParquetFile(path) as file:
-            check_column(column, file.schema_arrow.names, name)
+            refuse_wrong_column(column, file.schema_arrow.names, name)
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             if sum(group.total_byte_size for group in groups) > most_characters(path):
                 raise too_large(path)
@@ -262,7 +262,7 @@ def _batch_texts(batches: Any, column: str, name: str) -> Texts:
     """Yield the texts of Arrow tables or batches whose column must be declared as text."""
     number = 0
     for batch in batches:
-        check_column(column, batch.schema.names, name)
+        refuse_wrong_column(column, batch.schema.names, name)
         kind = batch.schema.field(column).type
         text_type = kind.value_type if str(kind).startswith("dictionary<") else kind
         if str(text_type) not in TEXT_TYPES:

@@ -77,7 +77,7 @@ class TextTokenizer:
         return str(self._library.decode(list(ids), skip_special_tokens=False))
 
 
-def check_tokenizer(settings: TokenizerSettings) -> None:
+def refuse_small_vocabulary(settings: TokenizerSettings) -> None:
     least = {"bpe": 257, "bytes": 256}.get(settings.kind, 0)  # for bpe with the separator
     if settings.vocabulary < least:
         actual = f"{settings.vocabulary} for the tokenizer {settings.kind}"
@@ -115,6 +115,11 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
     tokenizer.save(str(path))
 
 
+def count_windows(token_count: int, context: int) -> int:
+    """Return how many windows of context + 1 tokens a text has, each of which overlaps by one."""
+    return (token_count - 1) // context
+
+
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
     train: NDArray[np.integer]  # (tokens,) memory-mapped; a separator ends each document
@@ -130,7 +135,8 @@ class TokenizedText:
     def tokenizer(self) -> TextTokenizer:
         return TextTokenizer(self.tokenizer_path, self.end)
 
-    def check_window(self, context: int) -> None:
+    def refuse_short_splits(self, context: int) -> None:
+        """Refuse a split that does not fill a window."""
         for split, tokens in (("train", self.train), ("valid", self.valid)):
             if len(tokens) < context + 1:
                 raise SweepError(
@@ -178,7 +184,7 @@ def prepare_data(
     pretrained: str | Path | None = None,  # the model whose tokenizer is used
 ) -> TokenizedText:
     """Return the tokens of a data set; download and tokenize it unless the cache has them."""
-    check_tokenizer(tokenizer)
+    refuse_small_vocabulary(tokenizer)
     text = find_prepared(identity, tokenizer, verify=True)
     if text is not None:
         return text
@@ -204,7 +210,7 @@ def prepare_data(
                 on_progress("Reading the data")
                 opened = sources.open_data(identity, path)
                 _write(opened, tokenizer, pretrained, folder, on_progress)
-                sources.check_unchanged(identity, path)
+                sources.refuse_changed_data(identity, path)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise

@@ -27,7 +27,7 @@ def usable_memory(execution: Execution) -> int:
     return int(limit_bytes / FORECAST_MARGIN)
 
 
-def check_memory_limit(execution: Execution) -> None:
+def refuse_memory_limit(execution: Execution) -> None:
     """Refuse a limit above the memory of the device, on which allocations would fail earlier."""
     limit_bytes = execution.device_memory_bytes
     device = torch.device(execution.device)

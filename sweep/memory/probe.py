@@ -23,6 +23,7 @@ from sweep.memory.search import (
     SearchResult,
     find_largest,
 )
+from sweep.plan.course import Course
 from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory, use_device
 from sweep.training.process import FreshProcess, ShouldStop
@@ -252,11 +253,11 @@ def measure(
             values = _take_steps(config, memory, steps)
     except Exception as error:
         if is_out_of_memory(error):
-            return Measurement(*sizes, "OUT_OF_MEMORY", cut(str(error)), total_bytes=limit_bytes)
+            return Measurement(*sizes, "OUT_OF_MEMORY", cut(str(error)), limit_bytes=limit_bytes)
         traceback.print_exc()
         return Measurement(*sizes, "ERROR", describe_error(error))
 
-    point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **values)
+    point = Measurement(*sizes, "OK", limit_bytes=limit_bytes, **values)
     used_bytes = (point.device_bytes or 0) - memory.others_bytes
     if device.type == "cuda" and max(used_bytes, point.held_bytes or 0) > limit_bytes:
         return replace(point, status="SPILLED", message=f"{format_bytes(used_bytes)} in use")
@@ -302,7 +303,7 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
         "peak_bytes": max(memory.take_peak(), *peaks.values()),
         **memory.statistics(),
         "seconds_per_step": seconds,
-        "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / seconds,
+        "tokens_per_second": Course.of_trial(config).tokens_at(1) / seconds,
         "optimizer_steps": len(updates),
         "loss": loss if math.isfinite(loss) else None,
         "rests": tuple(rests),

@@ -44,7 +44,7 @@ class Measurement:
     context_bytes: int = 0  # device memory of this process before its first tensor
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
     free_bytes: int | None = None  # not in use on the device; None on a CPU
-    total_bytes: int | None = None  # the limit
+    limit_bytes: int | None = None
     allocator_retries: int | None = None
     seconds_per_step: float | None = None  # the fastest repetition of each phase
     tokens_per_second: float | None = None
@@ -71,11 +71,12 @@ class Measurement:
     @property
     def headroom_bytes(self) -> int | None:
         used = self.held_bytes
-        return None if used is None or self.total_bytes is None else self.total_bytes - used
+        return None if used is None or self.limit_bytes is None else self.limit_bytes - used
 
     def as_document(self) -> dict[str, Any]:
         derived = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
         document = {**asdict(self), "by_category": {}, **derived}
+        document["total_bytes"] = document.pop("limit_bytes")
         del document["rests"]
         return document
 

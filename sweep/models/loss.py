@@ -3,26 +3,43 @@
 Shapes: hidden (N, D) in the dtype of the products, weight (V, D), targets (N,).
 """
 
+import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# The fused kernel of the extra `cuda`; imported here because a compiled step cannot import.
-if torch.version.cuda is not None and importlib.util.find_spec("liger_kernel") is not None:
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as liger
-else:
-    liger = None
 LIGER_ABOVE = 32_768  # rows; the kernel waits for the host, which slows down small steps
+FusedKernel = Callable[..., Tensor]
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """Return the summed cross-entropy in nats, at least float32, with `rows` logits at a time."""
-    if hidden.is_cuda and len(hidden) > LIGER_ABOVE and liger is not None:
+@functools.cache
+def load_fused_kernel() -> FusedKernel | None:
+    """Import the fused kernel of the extra `cuda`; return None without it.
+
+    Call it before compiling, because a compiled step cannot import, and only in the process that
+    uses the GPU: Liger initializes the CUDA driver, which a process forked later could not use.
+    """
+    if torch.version.cuda is None or importlib.util.find_spec("liger_kernel") is None:
+        return None
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    return liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, kernel: FusedKernel | None = None
+) -> Tensor:
+    """Return the summed cross-entropy in nats, at least float32, with `rows` logits at a time.
+
+    Args:
+        kernel: computes large batches on a GPU instead.
+    """
+    if kernel is not None and hidden.is_cuda and len(hidden) > LIGER_ABOVE:
         options = {"reduction": "sum", "accum_dtype": wide_dtype(weight)}
-        fused: Tensor = liger(hidden, weight.to(hidden.dtype), targets, **options)
-        return fused.float()
+        return kernel(hidden, weight.to(hidden.dtype), targets, **options).float()
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 

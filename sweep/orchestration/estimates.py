@@ -14,7 +14,7 @@ from typing import Any
 
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
-from sweep.data.tokens import find_prepared
+from sweep.data.tokens import count_windows, find_prepared
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors.local import attempt_slots
@@ -74,7 +74,7 @@ def _windows(plan: Plan, split: str) -> int:
     text = find_prepared(plan.data, tokenizer)
     if text is None:
         return 0
-    return (len(getattr(text, split)) - 1) // plan.tokens_per_sequence
+    return count_windows(len(getattr(text, split)), plan.tokens_per_sequence)
 
 
 def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
@@ -97,7 +97,7 @@ def estimate_seconds(
     """
     settings = plan.settings
     reason = ""
-    noise_share = 0.0  # of the sequences of a trial that measures the noise scale
+    is_timed = False
     results = [folder.trial(str(row.id)).find_result() for row in rows if row.id]
     complete = [
         result
@@ -133,17 +133,16 @@ def estimate_seconds(
         milestones = settings.evaluation.points + 4
         sequences = (settings.evaluation.sequences or 0) * milestones + final
         outside = sequences * per_sequence / 3
-        if settings.noise_scale.measure:
-            noise_share = settings.noise_scale.share
+        is_timed = True
 
     seconds: list[float | None] = []
     for row in rows:
         course = plan.course(row)
         sequences = course.sequences_at(course.steps)
         training = course.steps * per_step + sequences * per_sequence
-        probed = 0.0  # sequences
-        if row.stage != "tune":
-            probed = noise_share * sequences
+        probed = 0.0  # sequences; the seconds of complete trials contain them
+        if is_timed and plan.measures_noise(row):
+            probed = settings.noise_scale.share * sequences
         seconds.append(training + outside + probed * per_sequence)
     return seconds, factor, reason
 
@@ -221,14 +220,13 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     running = min(max(1, at_once), len(plan.trials))
     bytes_of_running = running * 3 * checkpoint  # the third while it is written
 
-    kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
-    finals = sum(row.stage == "final" for row in plan.trials)
-    bytes_of_finals = finals * kept[plan.execution.keep]
+    bytes_by_keep = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
+    bytes_of_ended = sum(bytes_by_keep[plan.execution.kept_of(row.stage)] for row in plan.trials)
     bytes_of_curves = len(plan.trials) << 20  # with log, losses and MLflow
-    return bytes_of_running + bytes_of_finals + bytes_of_curves
+    return bytes_of_running + bytes_of_ended + bytes_of_curves
 
 
-def check_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
+def refuse_small_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
     """Refuse a sweep that the disk has no room for."""
     existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
     free = shutil.disk_usage(existing).free

@@ -9,13 +9,14 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
+from sweep.trial.folder import SweepFolder
 
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    from sweep.memory.limit import check_memory_limit
+    from sweep.memory.limit import refuse_memory_limit
     from sweep.training.device import available_cores, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
@@ -28,7 +29,7 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     device_type = device.partition(":")[0]
     if device_type != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
         # In a child process, because the question creates a context on the device.
-        run_job(check_memory_limit, chosen.model_copy(update={"device": device}))
+        run_job(refuse_memory_limit, chosen.model_copy(update={"device": device}))
 
     decided: dict[str, Any] = {"device": device, "devices": devices}
     decided["threads"] = max(1, available_cores() // devices)
@@ -55,10 +56,15 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
         raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
     if devices == 1 and chosen.zero:
         raise SweepError("zero needs several devices. Add --devices-per-trial, or leave it out.")
-    if devices > 1 and (samples or device not in ("cpu", "cuda")):
+    subject = f"{devices} devices per trial need"
+    if devices > 1 and samples:
+        name = experiment.workload.name
         raise SweepError(
-            f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
-            f"workload other than grpo, got {experiment.workload.name!r}. Use one device per trial."
+            f"{subject} a workload that does not sample, got {name!r}. Use one device per trial."
+        )
+    if devices > 1 and device not in ("cpu", "cuda"):
+        raise SweepError(
+            f"{subject} the device cpu or cuda, got {device!r}. Use one device per trial."
         )
 
 
@@ -82,12 +88,13 @@ def reason_for_eager_steps(plan: Plan) -> str | None:
     return None
 
 
-def bound_by_memory(plan: Plan) -> dict[str, Any]:
+def bound_by_memory(plan: Plan, folder: SweepFolder) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
     if not plan.settings.workload.has_known_model:
         return {}
     try:
-        bounds: dict[str, Any] = run_job(bound_on_this_machine, plan.distinct_steps())
+        configs = folder.located(plan).distinct_steps()
+        bounds: dict[str, Any] = run_job(bound_on_this_machine, configs)
         return bounds
     except SweepError as error:
         return {"reason": f"The microbatch is not limited by a memory forecast ({error})."}

@@ -9,7 +9,7 @@ from typing import Any
 from sweep.config.hub import PREFIX, weights_folder
 from sweep.config.trial import tokenizer_of
 from sweep.config.workloads import DECLARATIONS
-from sweep.data.tokens import prepare_data
+from sweep.data.tokens import count_windows, prepare_data
 from sweep.errors import SweepError, cut
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.request import Request
@@ -32,7 +32,9 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     folder = request.folder
     fields: dict[str, Any] = {}
     if experiment.user_code:
-        fields["code"], declared = run_job(identify_code, experiment.user_code, DECLARATIONS)
+        fields["code"], declared = run_job(
+            identify_code, experiment.user_code, DECLARATIONS, experiment.code_folder
+        )
         if experiment.code_folder:
             fields["code_path"] = _relative_to(folder, experiment.code_folder)
         workload = experiment.workload.with_declarations(declared, experiment.surroundings)
@@ -41,10 +43,10 @@ def identify_inputs(request: Request) -> tuple[Request, Inputs]:
     tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
-        from sweep.data.tokens import check_tokenizer
+        from sweep.data.tokens import refuse_small_vocabulary
 
         if tokenizer:
-            check_tokenizer(tokenizer)
+            refuse_small_vocabulary(tokenizer)
         fields["data"] = identify_data(experiment.data, experiment.text_column)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
@@ -100,7 +102,7 @@ def get_inputs(plan: Plan, folder: SweepFolder) -> None:
         if plan.settings.workload.samples:
             inspect_plan(plan, folder)  # its prompts
         else:
-            text.check_window(plan.tokens_per_sequence)
+            text.refuse_short_splits(plan.tokens_per_sequence)
             _warn_of_few_windows(plan, len(text.valid))
 
     if folder.stop_path.exists():
@@ -109,7 +111,7 @@ def get_inputs(plan: Plan, folder: SweepFolder) -> None:
 
 def _warn_of_few_windows(plan: Plan, valid_tokens: int) -> None:
     asked = plan.settings.evaluation.sequences or 0
-    windows = (valid_tokens - 1) // plan.tokens_per_sequence
+    windows = count_windows(valid_tokens, plan.tokens_per_sequence)
     if asked > windows and plan.settings.target is None:
         LOG.warning(
             f"The validation split has {windows:,} sequences, so evaluations take all of "

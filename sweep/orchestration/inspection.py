@@ -1,10 +1,9 @@
 """Build what a plan names once, in a child process, before anything is written."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from sweep.config.optimizers import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, user_code
 from sweep.plan.course import Course
@@ -15,16 +14,24 @@ from sweep.trial.folder import SweepFolder
 
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> PlannedModel:
-    """Build the workload and its model once in a child process; return what was built."""
+    """Build the workload and its model in a child process; return what was built."""
     config = folder.located(plan).trial_config(plan.trials[0])
     optimizers = [plan.settings.optimizer.of(name) for name in plan.settings.optimizer_names]
-    return plan.model.model_copy(update=run_job(inspect_trial, config, optimizers))
+    names = [*config.science.workload.code, *(settings.name for settings in optimizers)]
+    needs_weights = any(":" in name for name in names)  # the user's code takes a step
+    facts = run_job(inspect_trial, config, optimizers, needs_weights)
+    if facts is None:
+        facts = run_job(inspect_trial, config, optimizers, True)
+    return plan.model.model_copy(update=facts)
 
 
-def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) -> dict[str, Any]:
+def inspect_trial(
+    config: TrialConfig, optimizers: Sequence[OptimizerSettings], with_weights: bool
+) -> dict[str, Any] | None:
     """Check that a trial's workload, optimizers and schedule can be built and called.
 
-    Return the numbers of parameters, and FLOPs per token.
+    Return the numbers of parameters, and FLOPs per token; None without weights if the user's model
+    cannot compute a loss on tensors without values.
     """
     from sweep.data.tokens import find_prepared
     from sweep.memory.forecast import forecast_flops
@@ -32,11 +39,12 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
     from sweep.training.optimizer import build_optimizer
     from sweep.workloads.build import inspect_workload
 
-    data = config.science.data
-    tokenizer = config.science.tokenizer
-    text = find_prepared(data, tokenizer) if data and tokenizer else None
+    science = config.science
+    text = None
+    if science.data and science.tokenizer:
+        text = find_prepared(science.data, science.tokenizer)
     try:
-        counted, model = inspect_workload(config, text)
+        counted, model = inspect_workload(config, text, with_weights)
     except SweepError as error:
         if not is_out_of_memory(error):  # the trials may have more
             raise
@@ -49,9 +57,15 @@ def inspect_trial(config: TrialConfig, optimizers: Sequence[OptimizerSettings]) 
                 optimizer.step()
 
     for step in Course.of_trial(config).milestones(100):
-        learning_rate_at(step, 1.0, config.steps, config.warmup_steps, config.science.schedule)
-    if "flops_per_token" not in counted and config.science.optimizer.name != "none":
-        ignored = (Exception,) if config.science.code else ()  # tensors have no values
-        with contextlib.suppress(*ignored):
-            counted["flops_per_token"] = forecast_flops(config)
+        learning_rate_at(step, 1.0, config.steps, config.warmup_steps, science.schedule)
+
+    if "flops_per_token" in counted or not optimizer_facts(science.optimizer.name)["trains"]:
+        return counted
+    try:
+        counted["flops_per_token"] = forecast_flops(config)
+    except Exception:
+        if science.code is None:
+            raise
+        if not with_weights:
+            return None
     return counted

@@ -1,4 +1,4 @@
-"""`--seeds auto`: which trials the answer needs next, decided from the folder alone."""
+"""`--seeds auto`: decide from the folder alone which trials the answer needs next."""
 
 from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
@@ -14,15 +14,15 @@ def trials_after_look(
 ) -> list[PlannedTrial]:
     """Return the seeds and tuning seeds to add; none once the answer is as clear as it can get.
 
-    None either while a final trial waits, or if one failed: the next command runs it again.
+    Also return none while a final trial waits, or if one failed: the next command runs it again.
     """
     policy = parse_policy(experiment.lr).name
     rows = [row for row in plan.known_trials if row.policy == policy]
-    records = [read_record(folder, row, plan.settings.objective) for row in rows]
+    records = [read_trial_record(folder, row, plan.settings.objective) for row in rows]
     return next_trials(plan, experiment, records)
 
 
-def read_record(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> TrialRecord:
+def read_trial_record(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> TrialRecord:
     """Read how a trial ended from its folder."""
     trial = folder.trial(str(row.id))
     status = trial.read_status()
@@ -34,4 +34,4 @@ def read_record(folder: SweepFolder, row: PlannedTrial, objective: Objective) ->
 
 def trial_value(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> float | None:
     """Return a trial's `compared_value`."""
-    return read_record(folder, row, objective).value
+    return read_trial_record(folder, row, objective).value

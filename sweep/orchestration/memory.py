@@ -20,7 +20,9 @@ from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request, read_request
+from sweep.plan.course import Course
 from sweep.plan.plan import Plan
+from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
 HERE = SweepFolder(Path())
@@ -38,7 +40,7 @@ def _plan_steps(request: Request, is_elsewhere: bool = False) -> Plan:
     largest = max(experiment.batches)
 
     # Memory does not depend on the budget, which may be less than a step of these sizes.
-    step_tokens = largest * experiment.tokens_per_sequence
+    step_tokens = Course(largest, experiment.tokens_per_sequence, steps=1).tokens_at(1)
     changes = {"seeds": 1, "lr": "1e-3", "budget": step_tokens, "optimizers": ()}
     request = replace(request, experiment=experiment.model_copy(update=changes))
 
@@ -97,6 +99,13 @@ def forecast_memory(
     """
     request, sizes_in_run = _read_request(experiment, {"device": "cpu", **settings})
     plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
+    # In a child process, because it runs the user's code.
+    forecast: dict[str, Any] = run_job(_forecast_plan, plan, request.chooses_microbatch)
+    return _head(plan, sizes_in_run) | forecast
+
+
+def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
+    """Return the keys of a forecast's document that `_head` lacks."""
     devices = plan.execution.devices
     zero = plan.execution.zero
     forecasts = Forecasts(devices, zero)
@@ -108,7 +117,7 @@ def forecast_memory(
     if plan.execution.device_memory_bytes is not None:
         limit_bytes = usable_memory(plan.execution)
         largest = forecasts.find_largest(whole_steps[last], limit_bytes, is_accumulated=False)
-        if not request.chooses_microbatch:
+        if not chooses_microbatch:
             plan = plan.with_execution(microbatch=None)
             plan = plan.with_execution(**forecasts.bound(plan.distinct_steps(), limit_bytes))
 
@@ -137,7 +146,7 @@ def forecast_memory(
             "fits": None if limit_bytes is None else point.needed_bytes <= limit_bytes,
         }
 
-    return _head(plan, sizes_in_run) | {
+    return {
         "usable_bytes": limit_bytes,  # without the context and the fragmentation of a GPU
         "devices": devices,
         "zero": zero,

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Planned:
-    """What a command asks for: a plan with all that its folder already has, and its own trials."""
+    """The plan of a folder after a command, and which of its trials the command names."""
 
     plan: Plan
     requested: tuple[str, ...]  # ids of the trials that the command names
@@ -36,11 +36,6 @@ class Planned:
     def adds_seeds(self) -> bool:
         """True if seeds are added until the answer is clear."""
         return self.experiment.seeds == "auto"
-
-    @property
-    def awaits_rates(self) -> bool:
-        """True if some final trials still need their rate."""
-        return any(row.id is None for row in self.plan.trials)
 
     def command_rows(self) -> Plan:
         """Return the plan with only the rows that this command names."""
@@ -60,7 +55,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     if old is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
         new = first_plan(request, inputs, is_elsewhere and request.execution.device == "cuda")
-        new = new.with_execution(**bound_by_memory(new))
+        new = new.with_execution(**bound_by_memory(new, request.folder))
         plan = new
     else:
         _refuse_other_execution(request.execution, old, request.folder)
@@ -101,20 +96,23 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
         return new, grow_plan(old, new, folder.path)
 
     new, plan = build(old.execution)
-    if plan.settings.noise_scale.measure and not old.settings.noise_scale.measure:
-        _warn_about_ended_trials(old, folder)
+    _warn_about_ended_trials(old, plan, folder)
     if len(plan.trials) > len(old.trials):
         if new.largest_step > old.largest_step:
-            new, plan = build(old.execution.model_copy(update=bound_by_memory(new)))
+            new, plan = build(old.execution.model_copy(update=bound_by_memory(new, folder)))
         workload = new.settings.workload
         if workload.has_known_model and (new.code or workload.samples):
             inspect_plan(new, folder)
     return new, plan
 
 
-def _warn_about_ended_trials(plan: Plan, folder: SweepFolder) -> None:
-    """Say how many trials have ended before the noise scale was asked for."""
-    trials = [folder.trial(str(row.id)) for row in plan.known_trials if row.stage != "tune"]
+def _warn_about_ended_trials(old: Plan, plan: Plan, folder: SweepFolder) -> None:
+    """Warn of trials that ended before the plan made them measure the noise scale."""
+    trials = [
+        folder.trial(str(row.id))
+        for row in old.known_trials
+        if plan.measures_noise(row) and not old.measures_noise(row)
+    ]
     ended = [trial.id for trial in trials if trial.find_result() is not None]
     if ended:
         LOG.warning(
@@ -172,7 +170,7 @@ def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
     return plan
 
 
-def check_writable(out: Path) -> None:
+def refuse_unwritable(out: Path) -> None:
     """Refuse a folder that cannot be written, before anything is prepared; writes nothing."""
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):

@@ -16,8 +16,8 @@ from sweep.plan.commands import typed_command
 from sweep.plan.needs import refuse_without_effect
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import SweepFolder
-from sweep.usercode.identity import describe_objects
-from sweep.usercode.objects import add_code_folder, object_name
+from sweep.usercode.identity import describe_objects, names_of_user
+from sweep.usercode.objects import object_name
 
 LOG = logging.getLogger(__name__)
 
@@ -68,13 +68,12 @@ def read_request(
 
     path = Path(out) if out else Path("results") / parsed.name
     refuse_links(path)
-    if parsed.code_folder:
-        add_code_folder(Path(parsed.code_folder).absolute())
-    objects = parsed.user_code
+    objects = names_of_user(parsed.user_code, parsed.code_folder)
     if objects and services.no_user_code:
         raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
     if objects:
-        LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
+        described = describe_objects(objects, parsed.code_folder)
+        LOG.warning("This runs your code: %s.", printable(described))
     return Request(parsed, execution, SweepFolder(path), services, command, unrecorded)
 
 

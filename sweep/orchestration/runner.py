@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sweep.config.execution import Services
+from sweep.config.optimizers import optimizer_facts
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.estimates import check_disk
+from sweep.orchestration.estimates import refuse_small_disk
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.build import build_executor, refuse_unusable_services
 from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.looks import trials_after_look
-from sweep.orchestration.planning import Planned, check_writable, save_plan
+from sweep.orchestration.planning import Planned, refuse_unwritable, save_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
@@ -79,17 +80,16 @@ def finished_summary(
     return Summary(folder, states)
 
 
-def check_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
+def refuse_unusable_request(plan: Plan, folder: SweepFolder, services: Services) -> None:
     """Refuse an experiment that trains nothing, and a folder or services that cannot be used."""
-    check_writable(folder.path)
-    if plan.settings.optimizer.name == "none":
+    refuse_unwritable(folder.path)
+    if not optimizer_facts(plan.settings.optimizer.name)["trains"]:
         problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
         raise SweepError(f"experiment {plan.experiment!r} {problem}.")
     refuse_unusable_services(services)
     if services.tracking_uri:
         check_answers(services.tracking_uri)
-    awaits_rates = any(row.id is None for row in plan.trials)
-    if services.storage and awaits_rates:
+    if services.storage and plan.awaits_rates:
         from sweep.orchestration.tuning import open_storage  # imports optuna
 
         open_storage(services.storage)
@@ -123,7 +123,7 @@ def run_plan(
         stack.enter_context(holding(folder))
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
-        check_disk(planned.plan, folder, len(executor.slots))
+        refuse_small_disk(planned.plan, folder, len(executor.slots))
         get_inputs(planned.plan, folder)
         plan = save_plan(planned.plan, folder)
         schedule = Scheduler(
@@ -155,10 +155,10 @@ def _rounds(
 
     A round maps ids of trials to the step that they pause after; None: the last.
     """
-    known = planned.plan.known_trials if planned.awaits_rates else ()
+    known = planned.plan.known_trials if planned.plan.awaits_rates else ()
     tried = {row.id for row in known if row.stage == "tune"}
     yield dict.fromkeys(i for i in planned.requested if i not in tried)
-    if planned.awaits_rates:
+    if planned.plan.awaits_rates:
         from sweep.orchestration.tuning import Tuning
 
         tuning = Tuning(planned.plan, schedule, storage)

@@ -46,7 +46,7 @@ class Scheduler:
         self._waiting: list[TrialFolder] = []
         self._running: dict[Future[retry.Outcome], tuple[TrialFolder, dict[str, str]]] = {}
         self._failures: defaultdict[str, Counter[Cause]] = defaultdict(Counter)
-        self._microbatch_bound: int | None = None  # half of the smallest that ran out of memory
+        self._microbatch_bound: int | None = None  # after trials that ran out of memory
         self._watches: dict[str, LeaseWatch] = {}
 
     def run(self, requested: Mapping[str, int | None]) -> None:
@@ -69,7 +69,7 @@ class Scheduler:
             self.on_change()
 
     def _queue(self, requested: Mapping[str, int | None]) -> None:
-        """Let the requested trials wait that are to run, in the order in which they start."""
+        """Queue the requested trials that are to run, in the order in which they start."""
         ids = list(requested)
         if len(self.executor.slots) != 1:  # the longest first
             rows = self.plan.known_trials
@@ -227,7 +227,7 @@ class Scheduler:
             self.prune(trial, f"pruned: {reason} of the fastest trial at this batch size")
 
     def _lower_microbatch_bound(self, microbatch_size: int) -> None:
-        """Let later trials start with at most half of a size that ran out of memory."""
-        half = max(1, microbatch_size // 2)
-        if not self._microbatch_bound or half < self._microbatch_bound:
-            self._microbatch_bound = half
+        """Let later trials start with less than a size that ran out of memory."""
+        bound = retry.bound_after_out_of_memory(microbatch_size)
+        if self._microbatch_bound is None or bound < self._microbatch_bound:
+            self._microbatch_bound = bound

@@ -1,4 +1,4 @@
-"""Tune the rates of a sweep in rounds, then report on fresh seeds.
+"""Tune the rates of a sweep in rounds, then plan the final trials on fresh seeds.
 
 Each round is decided from the plan and the trial folders while no trial runs, so that an
 interrupted sweep continues as if it had not been interrupted. Optuna proposes the values of new
@@ -196,7 +196,7 @@ class Tuning:
         return self.schedule.add(rows)
 
     def _needs_confirmation(self, winner: PlannedTrial) -> bool:
-        """Return True for a winner of a joint search, or of one at fewer tokens than reported."""
+        """Return True for a winner of a joint search, or of one with a smaller budget."""
         is_joint = len(self.settings.dimensions) > 1
         return is_joint or winner.tokens < self.open_finals[winner.arm][0].tokens
 

@@ -125,10 +125,11 @@ class Plan(Inputs):
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
         """Return the config of a trial; one without a rate is only to be timed or forecast."""
         tuning_budget = None
-        noise_scale = self.settings.noise_scale
         if row.stage == "tune":
             tuning_budget = self.settings.tuning.budget
-            noise_scale = NoiseSettings()  # a report reads the other trials' measurements only
+        noise_scale = NoiseSettings()
+        if self.measures_noise(row):
+            noise_scale = self.settings.noise_scale
         return TrialConfig(
             id=row.id or "sample",
             sweep=sweep,
@@ -146,6 +147,12 @@ class Plan(Inputs):
             init_path=self.init_path,
             code_path=self.code_path,
         )
+
+    def measures_noise(self, row: PlannedTrial) -> bool:
+        """Return True if a trial measures the noise scale; a report reads only final trials."""
+        settings = self.settings
+        is_asked = settings.noise_scale.measure and settings.workload.can_measure_noise
+        return is_asked and row.stage == "final"
 
     def course(self, row: PlannedTrial) -> Course:
         return Course.of_settings(self.settings, row.batch_size, row.tokens)
@@ -169,6 +176,11 @@ class Plan(Inputs):
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
         return tuple(row for row in self.trials if row.id)
+
+    @property
+    def awaits_rates(self) -> bool:
+        """True if some final trials still need their rate."""
+        return len(self.known_trials) < len(self.trials)
 
     @property
     def largest_step(self) -> tuple[int, bool]:

@@ -61,12 +61,18 @@ def status_after(
         evaluated = status.microbatch_size or config.execution.evaluation_batch_size
         is_split = config.science.workload.splits_batches
         is_retried = is_split and max(failed, evaluated) > 1
-        status = status.changed(microbatch_size=microbatch_within(failed // 2, config))
+        bound = bound_after_out_of_memory(failed)
+        status = status.changed(microbatch_size=microbatch_within(bound, config))
     failures[cause] += 1
 
     if is_retried:
         status = status.changed(state=State.WAITING)
     return status, is_retried
+
+
+def bound_after_out_of_memory(microbatch_size: int) -> int:
+    """Return the largest microbatch to try after one of this size ran out of memory."""
+    return max(1, microbatch_size // 2)
 
 
 def microbatch_within(bound: int, config: TrialConfig) -> int:

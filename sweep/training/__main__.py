@@ -19,7 +19,7 @@ from sweep.training.process import FreshProcess, outcome_of, serve
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import TrialFolder
 from sweep.trial.status import Cause, State, has_failed
-from sweep.usercode.identity import describe_objects
+from sweep.usercode.identity import describe_objects, names_of_user
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,9 +51,10 @@ def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     refuse_links(folder.path)
     config = folder.read_config()
-    objects = config.science.user_code
+    objects = names_of_user(config.science.user_code, config.code_path)
     if objects:
-        print(printable(f"This runs code: {describe_objects(objects)}"), flush=True)
+        described = describe_objects(objects, config.code_path)
+        print(printable(f"This runs code: {described}"), flush=True)
 
     status = folder.read_status()
     folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt

@@ -31,7 +31,7 @@ from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import Lease
 from sweep.trial.status import MESSAGE_CHARACTERS, TrialStatus
 from sweep.usercode.identity import check_code
-from sweep.usercode.objects import add_code_folder
+from sweep.usercode.objects import use_code_folder
 from sweep.workloads import ranks
 from sweep.workloads.workload import FinalEvaluation
 
@@ -45,64 +45,89 @@ def run_attempt(
     folder = TrialFolder(path)
     with contextlib.ExitStack() as stack:
         try:
-            if status is None:
-                status = folder.read_status()
-            store = CheckpointStore(folder, status.fencing)
-            store.fence()
-            result = folder.find_result()
-            if result is not None:  # the runner died before it recorded this
-                return Outcome(result.cause or "complete")
-            if not ranks.is_distributed():  # otherwise the launching process has done this
-                files.refuse_links(path)
-                stack.enter_context(Lease(folder.lease_path, status.fencing))
-                if is_logged:  # by native code too
-                    with folder.log_path.open("ab") as file:
-                        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-                            stream.flush()
-                            os.dup2(file.fileno(), number)
-                    faulthandler.enable()
-                folder.remove_half_written()
-            stack.enter_context(watchdog.Watchdog(status.stall_minutes))
-
-            def poll() -> str | None:  # after every step
-                watchdog.progress()
-                return should_stop()
-
-            config = folder.read_config()
-            if status.microbatch_size:
-                config = config.for_attempt(status.microbatch_size)
-            if config.science.workload.is_program:
-                return _run_command(config, status, store, should_stop)
-            if config.execution.devices > 1 and not ranks.is_distributed():
-                return launch(run_attempt, config, path, status, poll)
-            return _run(config, status, store, poll)
-        except (errors.Superseded, errors.FolderInUse) as error:
-            return Outcome("superseded", str(error))
+            return _begin(folder, should_stop, status, is_logged, stack)
         except BaseException as error:  # the user's code may raise anything
-            problem = files.storage_problem(error, folder.path)
-            if problem:
-                return Outcome("storage", problem)
+            return _outcome_of(error, folder)
 
-            print(errors.without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
-            if isinstance(error, errors.UnusableCheckpoint):
-                return Outcome("preempted", str(error))
-            text = errors.without_secrets(errors.describe_error(error))
-            line = errors.printable(" ".join(text.split()))
-            message = errors.cut(line, MESSAGE_CHARACTERS)
-            kind = "out_of_memory" if machine.is_out_of_memory(error) else "error"
-            return Outcome(kind, message)
+
+def _begin(
+    folder: TrialFolder,
+    should_stop: ShouldStop,
+    status: TrialStatus | None,
+    is_logged: bool,
+    stack: contextlib.ExitStack,
+) -> Outcome:
+    """Take the lease, which the stack holds, and run the kind of attempt that the config needs."""
+    if status is None:
+        status = folder.read_status()
+    store = CheckpointStore(folder, status.fencing)
+    store.fence()
+    result = folder.find_result()
+    if result is not None:  # the runner died before it recorded this
+        return Outcome(result.cause or "complete")
+
+    if not ranks.is_distributed():  # otherwise the launching process has done this
+        files.refuse_links(folder.path)
+        stack.enter_context(Lease(folder.lease_path, status.fencing))
+        if is_logged:
+            _write_output_to(folder.log_path)
+        folder.remove_half_written()
+    stack.enter_context(watchdog.Watchdog(status.stall_minutes))
+
+    config = folder.read_config()
+    if status.microbatch_size:
+        config = config.for_attempt(status.microbatch_size)
+    if config.science.workload.is_program:
+        return _run_command(config, status, store, should_stop)
+
+    def poll() -> str | None:  # after every step
+        watchdog.progress()
+        return should_stop()
+
+    if config.execution.devices > 1 and not ranks.is_distributed():
+        return launch(run_attempt, config, folder.path, status, poll)
+    return _run(config, status, store, poll)
+
+
+def _write_output_to(log_path: Path) -> None:
+    """Append the output of this process to a log, also that of native code."""
+    with log_path.open("ab") as file:
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(file.fileno(), number)
+    faulthandler.enable()
+
+
+def _outcome_of(error: BaseException, folder: TrialFolder) -> Outcome:
+    """Judge an attempt that raised an error, and print the traceback if it may be the code's."""
+    if isinstance(error, errors.Superseded | errors.FolderInUse):
+        return Outcome("superseded", str(error))
+    problem = files.storage_problem(error, folder.path)
+    if problem:
+        return Outcome("storage", problem)
+
+    trace = "".join(traceback.format_exception(error))
+    print(errors.without_secrets(trace), file=sys.stderr, flush=True)
+    if isinstance(error, errors.UnusableCheckpoint):
+        return Outcome("preempted", str(error))
+    text = errors.without_secrets(errors.describe_error(error))
+    line = errors.printable(" ".join(text.split()))
+    message = errors.cut(line, MESSAGE_CHARACTERS)
+    kind = "out_of_memory" if machine.is_out_of_memory(error) else "error"
+    return Outcome(kind, message)
 
 
 def _run(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
+    """Train in this process, alone or as one of several ranks."""
     execution = config.execution
     science = config.science
-    rank = ranks.rank()
+    is_first = ranks.rank() == 0
     device = machine.use_device(execution.device)
     if ranks.is_distributed() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    if not rank:
+    if is_first:
         print(
             f"attempt {status.attempts}: batch size {science.batch_size} in microbatches of "
             f"{config.microbatch_size} on {execution.devices} × {device}, seed {science.seed}, "
@@ -111,7 +136,7 @@ def _run(
         )
     if execution.compile and not machine.has_compiler(device.type):  # planned on another machine
         config = config.with_microbatch(config.microbatch_size, compile=False)
-        if not rank:
+        if is_first:
             print("eager: no compiler on this machine", flush=True)
 
     torch.set_num_threads(execution.threads)
@@ -121,15 +146,7 @@ def _run(
 
     with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
-        _seed_everything(science.seed)
-        if science.code is not None:
-            if config.code_path:
-                add_code_folder(Path(config.code_path))
-            check_code(science.user_code, science.code)
-
-        step = TrainingStep(config, device)
-        if rank:  # equal weights in all processes, but different random numbers from now on
-            _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
+        step = _build_step(config, device)
         ending, progress, metrics_sha256 = train(
             config, step, store, should_stop, started, status.pause_step
         )
@@ -138,25 +155,51 @@ def _run(
 
         final = None
         if ending == "trained":
-            final = step.run_evaluation(step.workload.evaluate_finally)
-        if final and not all(map(math.isfinite, final.metrics.values())):
-            final = None
+            final = _evaluate_finally(step)
         progress.charge("evaluation")
-        keep = execution.keep if final and science.stage == "final" else "none"
+        keep = execution.kept_of(science.stage) if final else "none"
         if keep != "none":
-            if science.tokenizer and science.tokenizer.sha256 and not rank:
-                source = pretrained_path(config.init_path, science.tokenizer)
-                with files.replacing(store.folder.tokenizer_path, store.fence) as part:
-                    shutil.copyfile(source, part)  # so that other trials can start from this one
+            if is_first:
+                _copy_tokenizer(config, store)
             store.save_weights(step)
             progress.charge("checkpoint")
 
         message = "" if final else f"loss not finite, or above its start, at step {progress.step}"
-        if not rank:
+        if is_first:
             write_result(config, status, store, step, progress, final, message, metrics_sha256)
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
+
+
+def _build_step(config: TrialConfig, device: torch.device) -> TrainingStep:
+    """Seed the global generators, check the user's code, and build a step with equal weights."""
+    science = config.science
+    _seed_everything(science.seed)
+    if science.code is not None:
+        use_code_folder(config.code_path)
+        check_code(science.user_code, science.code)
+    step = TrainingStep(config, device)
+
+    rank = ranks.rank()
+    if rank:  # from now on, each process draws different random numbers
+        _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
+    return step
+
+
+def _evaluate_finally(step: TrainingStep) -> FinalEvaluation | None:
+    """Return the final evaluation; None if a metric is not finite."""
+    final: FinalEvaluation = step.run_evaluation(step.workload.evaluate_finally)
+    return final if all(map(math.isfinite, final.metrics.values())) else None
+
+
+def _copy_tokenizer(config: TrialConfig, store: CheckpointStore) -> None:
+    """Keep a pretrained tokenizer with the weights, so that other trials can start from them."""
+    tokenizer = config.science.tokenizer
+    if tokenizer is not None and tokenizer.sha256:
+        source = pretrained_path(config.init_path, tokenizer)
+        with files.replacing(store.folder.tokenizer_path, store.fence) as part:
+            shutil.copyfile(source, part)
 
 
 def _run_command(
@@ -169,7 +212,7 @@ def _run_command(
     final = FinalEvaluation(metrics) if metrics else None
     message = "" if final else f"a loss that is not finite at step {progress.step}"
     write_result(config, status, store, None, progress, final, message, digest)
-    keep = config.execution.keep if final and config.science.stage == "final" else "none"
+    keep = config.execution.kept_of(config.science.stage) if final else "none"
     if keep != "checkpoints":
         files.remove(store.folder.resume_path)
     if keep == "none":

@@ -47,11 +47,11 @@ PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not me
 class Report:
     """The lines that a command appends to its log, and their copy in metrics.jsonl.
 
-    A command that has gone back to its checkpoint reports steps again, which replace the old ones.
+    A command that resumes from its checkpoint reports some steps again, which replaces their lines.
     """
 
     def __init__(self, config: TrialConfig, store: CheckpointStore) -> None:
-        """Read the lines of earlier attempts; cut the log at the first wrong or incomplete one."""
+        """Read the lines of earlier attempts; cut the log at the first wrong or incomplete line."""
         self.config = config
         self.store = store
         self._course = Course.of_trial(config)
@@ -61,10 +61,10 @@ class Report:
         self._names = MetricNames()
         self.is_diverged = False
         self._read_bytes = self._read_lines = 0
-        self._file = path.open("a+b")  # which creates it
+        self._file = path.open("a+b")  # creates the file
         self._read_at = self._saved_at = time.monotonic()
         self._earlier = {line["step"]: line for line in store.folder.find_metrics()}
-        with contextlib.suppress(SweepError):  # which failed that attempt
+        with contextlib.suppress(SweepError):  # a wrong line, which failed an earlier attempt
             self.read()
         os.truncate(path, self._read_bytes)
         self._earlier.clear()
@@ -151,13 +151,13 @@ class Report:
         if type(step) is not int or not 0 <= step <= self.config.steps:
             raise wrong(f'have a "step", a number of optimizer steps up to {self.config.steps}')
 
-        examples = self._course.sequences_at(step)
-        if line.pop("examples", examples) != examples:
-            raise wrong(f"count {examples} examples ({step} × {self._course.batch_size})")
         tokens = self._course.tokens_at(step)
         if line.pop("tokens", tokens) != tokens:
             factors = f"{step} × {self._course.batch_size} × {self._course.tokens_per_sequence}"
             raise wrong(f"count {tokens} tokens ({factors})")
+        examples = self._course.sequences_at(step)
+        if line.pop("examples", examples) != examples:
+            raise wrong(f"count {examples} examples ({step} × {self._course.batch_size})")
 
         line.pop("time", None)
         for name, value in line.items():
@@ -314,7 +314,8 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
         environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
 
-    words = fill_placeholders(science.workload.code[0], values)
+    (command,) = science.workload.code
+    words = fill_placeholders(command, values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
         start = log.tell()

@@ -1,4 +1,4 @@
-"""An attempt on several devices: a process for each, started by that of the attempt."""
+"""Run an attempt on several devices, with a process for each device."""
 
 import faulthandler
 import math

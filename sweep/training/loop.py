@@ -175,8 +175,8 @@ def train(
     progress.charge("training")
     if ending is None:
         ending = "trained"
-    is_kept = science.stage == "final" and config.execution.keep == "checkpoints"
-    if is_kept and ending == "trained":
+    keep = config.execution.kept_of(science.stage)
+    if keep == "checkpoints" and ending == "trained":
         store.save(step, progress, log)
     progress.charge("checkpoint")
     if log:

@@ -90,7 +90,7 @@ class NoiseProbe:
         sequences = growing_size(self._most, ranks.broadcast(self._squares))
         count, size = part_size(sequences, self._step.microbatch_size, ranks.count())
         milestone = self._first + self.steps.index(t) * self._stride
-        with _undone(self._step):
+        with preserving_state(self._step):
             batch = self._step.workload.build_batch(milestone + ranks.rank() * count, count)
             trace, square = measure_noise(self._step, batch, size)
         self._squares.append(square)
@@ -98,22 +98,23 @@ class NoiseProbe:
 
 
 @contextlib.contextmanager
-def _undone(step: TrainingStep) -> Iterator[None]:
-    """Restore what forward passes change: random states, buffers such as running means, metrics."""
+def preserving_state(step: TrainingStep) -> Iterator[None]:
+    """Restore afterwards what forward passes change: random states, buffers and metrics."""
     gpus = [step.device] if step.device.type == "cuda" else []
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     sums = dict(step.workload.meter.sums)
     buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
 
-    with torch.random.fork_rng(devices=gpus):
-        yield
-
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
-    step.workload.meter.sums = sums
-    for buffer, value in buffers:
-        buffer.copy_(value)
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        step.workload.meter.sums = sums
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:

@@ -20,7 +20,7 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "wor
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages allocated while it is entered; above `limit` bytes it raises."""
+    """Counts the storages allocated while it is entered; above `limit_bytes` it raises."""
 
     def __init__(self, limit_bytes: int | None = None, vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -38,7 +38,7 @@ def placeholders_of(command: str) -> set[str]:
     return {*PLACEHOLDER.findall(command)}
 
 
-def check_command(command: str) -> str:
+def refuse_unusable_command(command: str) -> str:
     """Refuse a command that a shell could not split, or that lacks a value that trials need."""
     try:
         program = next(iter(named_words(command)), None)

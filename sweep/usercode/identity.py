@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError, user_code
-from sweep.resources import EXPERIMENTS, PACKAGE, sha256_of_file
+from sweep.resources import PACKAGE, is_shipped, sha256_of_file
 from sweep.usercode.commands import (
     PYTHON,
     files_of_command,
@@ -23,7 +23,7 @@ from sweep.usercode.commands import (
     modules_of_command,
     named_words,
 )
-from sweep.usercode.objects import load_object
+from sweep.usercode.objects import load_object, search_path, use_code_folder
 
 # Print the versions of the packages that contain modules, for the Python of a command, which may be
 # older than ours: `packages_distributions` exists from Python 3.10 on.
@@ -53,28 +53,48 @@ def is_command(name: str) -> bool:
     return "{" in name
 
 
-def describe_objects(names: Iterable[str]) -> str:
-    """Return each object or command with its files and their hashes; imports nothing."""
-    current = os.getcwd()
-    roots = [Path(path) for path in sys.path if path not in ("", current)]
-    roots.append(Path(current))
+def describe_objects(names: Iterable[str], code_folder: str | None = None) -> str:
+    """Return each object or command with its files and their hashes; imports nothing.
+
+    Args:
+        code_folder: of the experiment's file, which may hold its modules.
+    """
     descriptions = []
     for name in names:
-        if is_command(name):
-            paths = files_of_command(name)
-        else:
-            paths = files_of_module(name.partition(":")[0], roots)[:1]
-        files = [f"{path}, sha256 {sha256_of_file(path)[:12]}" for path in paths]
+        files = [
+            f"{path}, sha256 {sha256_of_file(path)[:12]}" for path in _main_files(name, code_folder)
+        ]
         text = "; ".join(files) if files else "no file"
         descriptions.append(f"{name} ({text})")
     return ", ".join(descriptions)
 
 
-def identify_code(names: Sequence[str], declarations: Iterable[str] = ()) -> tuple[Any, Any]:
+def names_of_user(names: Iterable[str], code_folder: str | None) -> list[str]:
+    """Leave out the objects that shipped experiments bring with them; imports nothing."""
+    kept = []
+    for name in names:
+        files = _main_files(name, code_folder)
+        if is_command(name) or not files or not all(map(is_shipped, files)):
+            kept.append(name)
+    return kept
+
+
+def _main_files(name: str, code_folder: str | None) -> list[Path]:
+    """Return the files that a command names, or the file of an object's module."""
+    if is_command(name):
+        return files_of_command(name)
+    roots = map(Path, search_path(code_folder))
+    return files_of_module(name.partition(":")[0], roots)[:1]
+
+
+def identify_code(
+    names: Sequence[str], declarations: Iterable[str] = (), code_folder: str | None = None
+) -> tuple[Any, Any]:
     """Import objects, in a fresh process, or read a command; return what identifies their code.
 
     Also return the declarations: attributes of the first object that are texts or numbers.
     """
+    use_code_folder(code_folder)
     sources = _find_sources(names)
     code: dict[str, Any] = {"files": _hash_files(names, sources)}
     code["packages"] = _package_versions(sources)  # of the modules that hashing has found
@@ -190,7 +210,7 @@ def _hash_files(names: Sequence[str], sources: Sources) -> dict[str, str]:
 
 def _is_library(path: Path) -> bool:
     """Return True for a file of Python, of an installed package, or of this one."""
-    if EXPERIMENTS in path.parents:
+    if is_shipped(path):
         return False
     if "site-packages" in path.parts or "dist-packages" in path.parts:
         return True

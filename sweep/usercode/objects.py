@@ -1,35 +1,77 @@
-"""Objects of user code, named `module:object`: the only place that imports code by name."""
+"""Objects of user code, named `module:object`: the only place that imports code by name.
+
+Modules are searched in the folders of `sys.path`, among them those of installed packages, then in
+the folder of the experiment's file, then in the current folder, so that files of the user hide no
+library. Only the processes of an experiment search its folder; the caller's `sys.path` stays.
+"""
 
 import importlib
+import importlib.machinery
 import importlib.util
+import os
+import pkgutil
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError, describe_error
 
+_code_folder: str | None = None  # that this process has added to sys.path
+
 
 def load_object(name: str) -> Any:
-    """Import `module:object`. Modules in the current folder can be imported too."""
+    """Import `module:object`, also of the experiment's folder and of the current one."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
-    add_code_folder(Path.cwd())
+    current = os.getcwd()
+    if current not in sys.path:
+        sys.path.append(current)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         problem = f"{name!r} cannot be imported ({describe_error(error)})"
-        raise SweepError(f"{problem}. Correct it, install it, or run from its folder.") from error
+        remedy = "Correct it, install it, or run from the folder that contains its module"
+        raise SweepError(f"{problem}. {remedy}.") from error
 
 
-def add_code_folder(folder: Path) -> None:
-    """Let this process, and the workers that it starts, import modules in a folder.
+def search_path(code_folder: str | None) -> list[str]:
+    """Return the folders in which the processes of an experiment search modules, in order."""
+    current = os.getcwd()
+    folders = [path for path in sys.path if path not in ("", current, _code_folder)]
+    own = [] if code_folder is None else [os.path.abspath(code_folder)]
+    for folder in (*own, current):
+        if folder not in folders:
+            folders.append(folder)
+    return folders
 
-    It is searched after all other folders, so that its files hide no library.
+
+def use_code_folder(folder: str | None) -> None:
+    """Let this process import modules of an experiment's folder; it leaves the one before.
+
+    Raises:
+        SweepError: if the process has loaded a module of the same name from another file.
     """
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    global _code_folder
+    if folder is not None:
+        folder = os.path.abspath(folder)
+    if folder != _code_folder or folder not in (None, *sys.path):
+        sys.path[:] = search_path(folder)
+        _code_folder = folder
+    if folder is None:
+        return
+
+    for module in pkgutil.iter_modules([folder]):
+        loaded_file = getattr(sys.modules.get(module.name), "__file__", None)
+        if loaded_file is None or module.name == "__main__":
+            continue
+        spec = importlib.machinery.PathFinder.find_spec(module.name)
+        file = None if spec is None else spec.origin
+        if file is not None and os.path.realpath(file) != os.path.realpath(loaded_file):
+            raise SweepError(
+                f"module {module.name} must be {file}, but this process has already imported "
+                f"{loaded_file}. Run each experiment in a process of its own."
+            )
 
 
 def object_name(value: Any) -> str:

@@ -11,8 +11,9 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.errors import user_code
 from sweep.models.build import build_without_weights, outer_weights
-from sweep.usercode.objects import load_object
+from sweep.usercode.objects import load_object, use_code_folder
 from sweep.workloads.grpo import Grpo
+from sweep.workloads.language import LanguageWorkload
 from sweep.workloads.pretrain import Pretrain
 from sweep.workloads.quadratic import NoisyQuadratic
 from sweep.workloads.workload import Workload
@@ -26,6 +27,7 @@ WORKLOADS: dict[str, type[Workload]] = {
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
+    use_code_folder(config.code_path)
     settings = config.science.workload
     name = settings.name
     if settings.kind in WORKLOADS:
@@ -47,11 +49,11 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
 
 
 def inspect_workload(
-    config: TrialConfig, text: TokenizedText | None
+    config: TrialConfig, text: TokenizedText | None, with_weights: bool
 ) -> tuple[dict[str, Any], nn.Module]:
     """Build a trial's workload; return facts by the names of `PlannedModel`, and the model.
 
-    The user's code also computes a loss, and its FLOPs are counted.
+    A model with weights also computes a loss, unless it samples, and its FLOPs are counted.
     """
     science = config.science
     facts: dict[str, Any] = {}
@@ -60,14 +62,14 @@ def inspect_workload(
 
     names = ", ".join(science.user_code) if science.user_code else science.workload.name
     with user_code(f"{names} must build a model and compute a loss"):
-        if science.code is None:
-            model = build_without_weights(workload.build_model)
-        else:
+        if with_weights:
             model = workload.build_model()
             if not science.workload.samples:
                 facts["flops_per_token"] = count_flops(workload, model)
+        else:
+            model = build_without_weights(workload.build_model)
 
-    builds_own_model = type(workload).build_model is not Pretrain.build_model
+    builds_own_model = type(workload).build_model is not LanguageWorkload.build_model
     if workload.is_language and builds_own_model:
         facts["name"] = science.workload.name  # not the experiment's model
     weights = [*model.parameters()]

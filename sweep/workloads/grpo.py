@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.config.workloads import FINAL_PROMPTS, GrpoSettings, UserWorkload
+from sweep.config.workloads import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokens import TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 from sweep.models.build import HasHidden, autocast
@@ -27,7 +27,12 @@ from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
 from sweep.trial import watchdog
 from sweep.workloads.language import LanguageWorkload
-from sweep.workloads.tasks.build import REWARD_STATISTICS, build_reward, build_task, check_task
+from sweep.workloads.tasks.build import (
+    REWARD_STATISTICS,
+    build_reward,
+    build_task,
+    refuse_unusable_task,
+)
 from sweep.workloads.tasks.task import Completion, Prompt, Reward, Task
 from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter
 
@@ -40,9 +45,8 @@ class Grpo(LanguageWorkload):
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         super().__init__(config, device)
-        workload = config.science.workload
-        settings = workload.grpo_settings if isinstance(workload, UserWorkload) else workload
-        assert isinstance(settings, GrpoSettings)
+        settings = config.science.workload.settings_of_grpo
+        assert settings is not None
         self.settings = settings
         self.updates_per_step = self.settings.num_iterations
         self.wide_dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -60,7 +64,7 @@ class Grpo(LanguageWorkload):
 
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
-        check_task(self.settings)
+        refuse_unusable_task(self.settings)
         if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
         self.text = text

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.data.tokens import TokenizedText
+from sweep.config.trial import TrialConfig
+from sweep.data.tokens import TokenizedText, count_windows
 from sweep.models.build import HasHidden, autocast
-from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
+from sweep.models.loss import linear_cross_entropies, linear_cross_entropy, load_fused_kernel
 from sweep.trial import watchdog
 from sweep.workloads.language import LanguageWorkload, share_out
 from sweep.workloads.workload import Batch, FinalEvaluation
@@ -38,20 +39,24 @@ class Pretrain(LanguageWorkload):
     unit = "nats"
     divergence_margin = 1.0
 
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        super().__init__(config, device)
+        self.fused_kernel = load_fused_kernel() if device.type == "cuda" else None
+
     def check(self, text: TokenizedText | None) -> None:
         if text is not None:
-            text.check_window(self.config.tokens_per_sequence)
+            text.refuse_short_splits(self.config.tokens_per_sequence)
 
     @cached_property
     def text(self) -> TokenizedText:
         text = super().text
         assert text is not None
-        text.check_window(self.tokens_per_sequence)
+        text.refuse_short_splits(self.tokens_per_sequence)
         return text
 
     @cached_property
     def train_sequences(self) -> int:
-        return (len(self.text.train) - 1) // self.tokens_per_sequence
+        return count_windows(len(self.text.train), self.tokens_per_sequence)
 
     def build_batch(self, first: int, count: int) -> Batch:
         return (self._windows(self.text.train, self.stream.indices(first, count)),)
@@ -68,7 +73,8 @@ class Pretrain(LanguageWorkload):
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and torch.is_grad_enabled():
             states, weight = self.head(model, windows[:, :-1])
-            return linear_cross_entropy(states, weight, windows[:, 1:].flatten(), rows)
+            targets = windows[:, 1:].flatten()
+            return linear_cross_entropy(states, weight, targets, rows, self.fused_kernel)
         return self.token_losses(model, windows).sum()
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
@@ -87,7 +93,7 @@ class Pretrain(LanguageWorkload):
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows, or of all for a target."""
-        windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
+        windows = count_windows(len(self.text.valid), self.tokens_per_sequence)
         count = windows
         if self.config.science.target is None:
             count = min(self.evaluation_sequences, windows)
@@ -116,7 +122,7 @@ class Pretrain(LanguageWorkload):
     ) -> NDArray[np.float64]:
         """Return the loss of each token after the first, (N − 1,)."""
         context = self.tokens_per_sequence
-        windows = (len(tokens) - 1) // context
+        windows = count_windows(len(tokens), context)
         losses = [self._losses(model, tokens, np.arange(windows)).ravel()]
         start = windows * context
         if start + 1 < len(tokens):  # the last window is shorter

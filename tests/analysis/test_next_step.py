@@ -14,7 +14,7 @@ from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command_line
 from sweep.cli.commands.running import run
 from sweep.decision.proposal import propose_answer
-from sweep.orchestration.looks import read_record, trials_after_look
+from sweep.orchestration.looks import read_trial_record, trials_after_look
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import rows_to_run
@@ -77,7 +77,7 @@ def rows_of_command(command):
 def check_proposal(path):
     sweep = load_sweep(path)
     folder, objective = SweepFolder(path), sweep.plan.settings.objective
-    of_folders = [read_record(folder, row, objective) for row in sweep.plan.known_trials]
+    of_folders = [read_trial_record(folder, row, objective) for row in sweep.plan.known_trials]
     assert repr(read_records(sweep)) == repr(of_folders)  # NaN is not equal to itself
     answer = sweep.answer()
     if answer is None:

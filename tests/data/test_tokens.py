@@ -20,10 +20,10 @@ from sweep.data.sources import identify_data
 from sweep.data.tokens import (
     SequenceStream,
     TextTokenizer,
-    check_tokenizer,
     find_prepared,
     prepare_data,
     prepared_folder,
+    refuse_small_vocabulary,
     train_bpe,
     write_tokens,
 )
@@ -174,10 +174,10 @@ def test_a_cache_without_locks_is_not_one_that_cannot_be_written(story_file, mon
 
 def test_a_split_shorter_than_a_window_is_refused(story_file):
     text = prepare(story_file, BYTES)
-    text.check_window(100)
+    text.refuse_short_splits(100)
     context = len(text.valid)
     with pytest.raises(SweepError, match=rf"valid split .* = {context + 1} tokens, got {context}"):
-        text.check_window(context)
+        text.refuse_short_splits(context)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_training_is_deterministic_across_processes_and_threads(story_file, tmp_
 
 @pytest.mark.parametrize(("kind", "least"), [("bpe", 257), ("bytes", 256)])
 def test_a_vocabulary_that_cannot_hold_all_bytes_names_the_minimum(kind, least):
-    check_tokenizer(TokenizerSettings(kind=kind, vocabulary=least))
+    refuse_small_vocabulary(TokenizerSettings(kind=kind, vocabulary=least))
     small = TokenizerSettings(kind=kind, vocabulary=least - 1)
     with pytest.raises(SweepError, match=f"at least {least}, got {least - 1}"):
         prepare_data({"name": "synthetic"}, None, small)

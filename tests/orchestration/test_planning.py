@@ -1,20 +1,28 @@
 """Decisions that are made once, when plan.json is first written, and estimates of a plan."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from sweep.api import run_sweep
 from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import estimates
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
+from sweep.orchestration.execution import decide_execution
+from sweep.orchestration.inspection import inspect_plan
+from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request, read_request
+from sweep.plan.plan import Inputs, build_plan
+from sweep.resources import sha256_of_file
 from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
+from sweep.usercode.objects import load_object, use_code_folder
 from tests.fakes.results import result_of
 
 NOWHERE = Path("nowhere")
@@ -191,9 +199,9 @@ def test_the_disk_need_not_hold_again_what_is_already_written(tmp_path, monkeypa
     monkeypatch.setattr(estimates.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     plan = plan_here(tmp_path, batches="8")
     with pytest.raises(SweepError, match="the disk must have"):
-        estimates.check_disk(plan, SweepFolder(tmp_path), 1)
+        estimates.refuse_small_disk(plan, SweepFolder(tmp_path), 1)
     (tmp_path / "weights").write_bytes(b"x" * estimates.disk_bytes(plan, 1))
-    estimates.check_disk(plan, SweepFolder(tmp_path), 1)
+    estimates.refuse_small_disk(plan, SweepFolder(tmp_path), 1)
 
 
 def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(tmp_path):
@@ -237,5 +245,122 @@ def test_executions_that_do_not_go_together_are_refused(execution, message):
 
 
 def test_grpo_runs_on_one_device():
-    with pytest.raises(SweepError, match="a workload other than grpo"):
+    with pytest.raises(SweepError, match="a workload that does not sample, got 'grpo'"):
         plan_here(name="grpo-words", execution={"devices": 2}, batches=[16], data="synthetic")
+    # Each refusal names the one condition that fails.
+    with pytest.raises(SweepError, match="the device cpu or cuda, got 'mps'"):
+        chosen = Execution(device="mps", devices=2)
+        decide_execution(load_experiment("quick"), chosen, is_elsewhere=True)
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        embedding = nn.Embedding(vocabulary, {width})
+        self.layers = nn.Sequential(embedding, nn.Linear({width}, vocabulary))
+
+    def forward(self, ids):
+        return self.layers(ids)
+"""
+OWN = """
+data = "synthetic"
+tokenizer = "bytes"
+budget = 2048
+batches = [8]
+model = {{ kind = "object", name = "{name}", vocabulary = 256, context = 16 }}
+"""
+
+
+def test_each_experiment_of_a_process_has_the_code_of_its_own_folder(tmp_path, caplog):
+    widths = {"a": 4, "b": 12}
+    for name, width in widths.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "net.py").write_text(NET.format(width=width))
+        (tmp_path / name / "own.toml").write_text(OWN.format(name="net:Net"))
+    path = [*sys.path]
+
+    for name, width in widths.items():
+        experiment = str(tmp_path / name / "own.toml")
+        caplog.clear()
+        request = read_request(experiment, {"device": "cpu"}, tmp_path / f"out-{name}")
+        assert str(tmp_path / name / "net.py") in caplog.text
+        plan = make_plan(request).plan
+        digest = sha256_of_file(tmp_path / name / "net.py")
+        assert plan.code["files"] == {"net.py": digest}
+        assert plan.model.parameters == 256 * width + 256 * (width + 1)
+
+    point = forecast_memory(experiment, batches="8")["points"][0]
+    assert point["by_category"]["weights"] == 4 * plan.model.parameters
+    trained = run_sweep(experiment, out=tmp_path / "out-b", device="cpu")
+    assert [*trained.trials.state] == ["COMPLETE"]
+    assert sys.path == path and "net" not in sys.modules
+
+
+def test_a_process_refuses_the_code_of_a_second_experiment_with_equal_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "net_of_two.py").write_text(f"Net = {name!r}")
+    use_code_folder(str(tmp_path / "a"))
+    assert load_object("net_of_two:Net") == "a"
+    with pytest.raises(SweepError, match=r"b/net_of_two.py.*a/net_of_two.py"):
+        use_code_folder(str(tmp_path / "b"))
+    use_code_folder(None)
+    assert not {str(tmp_path / "a"), str(tmp_path / "b")} & {*sys.path}
+
+
+def test_the_code_of_shipped_experiments_is_not_the_users(tmp_path, caplog):
+    settings = {"no_user_code": True, "device": "cpu"}
+    read_request("elman", settings)
+    assert not caplog.text
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "own.toml").write_text(OWN.format(name="own:Net"))
+    with pytest.raises(SweepError, match="own:Net"):
+        read_request(str(tmp_path / "own.toml"), settings)
+    with pytest.raises(SweepError, match="another:Net"):
+        read_request("elman", {**settings, "model": "another:Net"})
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Huge(nn.Module):
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        width = 1 << 30
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids))
+
+class Reads(nn.Module):
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(vocabulary, vocabulary))
+
+    def forward(self, ids):
+        assert self.table.sum().item() == 0
+        return self.table[ids]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "has_flops"), [("Huge", 2 * (256 << 30), True), ("Reads", 256**2, False)]
+)
+def test_a_users_model_is_counted_without_weights_unless_it_reads_them(
+    tmp_path, monkeypatch, name, parameters, has_flops
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sized.py").write_text(MODELS)
+    settings = {"model": f"sized:{name}", "vocabulary": 256, "context": 16, "precision": "fp32"}
+    experiment = load_experiment("quick", {"tokenizer": "bytes", **settings})
+    plan = build_plan(experiment, Execution(device="cpu"), Inputs(code={"files": {}}))
+    model = inspect_plan(plan, SweepFolder(tmp_path))
+    assert model.parameters == parameters
+    assert model.flops_per_token is not None
+    assert (model.flops_per_token > 0) is has_flops

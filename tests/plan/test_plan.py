@@ -123,6 +123,28 @@ def test_a_sweep_that_is_asked_for_the_noise_scale_keeps_measuring_it_in_the_sam
     assert kept.commands == grown.commands
 
 
+COMMAND = "env {batch_size} {learning_rate} {seed} {steps}"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "stages"),
+    [
+        ("quick", {}, {"final"}),
+        ("grpo-words", {}, set()),
+        (None, {"command": COMMAND, "budget": "4k"}, set()),
+    ],
+)
+def test_final_trials_measure_noise_if_their_batches_are_read(name, settings, stages):
+    experiment = load_experiment(name, {"lr": "tuned", "batches": "8,16", **settings})
+    asked = experiment.noise_scale.model_copy(update={"measure": True})
+    experiment = experiment.model_copy(update={"noise_scale": asked, "precision": "fp32"})
+    plan = build_plan(experiment, CPU, data=DATA)
+    assert {row.stage for row in plan.trials} == {"final", "tune"}
+    assert {row.stage for row in plan.trials if plan.measures_noise(row)} == stages
+    for row in plan.trials:
+        assert plan.trial_config(row).noise_scale.measure is plan.measures_noise(row)
+
+
 def test_growing_refuses_a_changed_science_field_and_names_it():
     with pytest.raises(SweepError, match=r"optimizer\.clip would change from 1\.0 to 0\.5"):
         grow_plan(make(), make(optimizer={"clip": 0.5}))

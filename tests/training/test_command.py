@@ -54,7 +54,11 @@ def test_the_lines_and_the_result_of_a_command_are_kept(attempts):
         "no step": ('print("{}", file=open(options.log, "a"))', "optimizer steps up to 20"),
         "step beyond the last": ("report(21, train_loss=1)", "optimizer steps up to 20"),
         "step as a text": ('report("3", train_loss=1)', "optimizer steps up to 20"),
-        "tokens of one device": ("report(t + 1, tokens=t + 1)", r"count 4 tokens \(1 × 4 × 1\)"),
+        "tokens of one device": (
+            "report(t + 1, examples=t + 1, tokens=t + 1)",
+            r"count 4 tokens \(1 × 4 × 1\)",
+        ),
+        "examples of one device": ("report(t + 1, examples=t + 1)", r"4 examples \(1 × 4\)"),
         "a name without a group": ("report(t + 1, loss=1.0)", "by names such as train/loss"),
         "a metric that is a text": ('report(t + 1, train_lr="high")', "hold numbers"),
         "a metric that is a truth value": ("report(t + 1, train_lr=True)", "hold numbers"),

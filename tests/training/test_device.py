@@ -5,7 +5,7 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.errors import SweepError
-from sweep.memory.limit import check_memory_limit, memory_limit, usable_memory
+from sweep.memory.limit import memory_limit, refuse_memory_limit, usable_memory
 from sweep.training.device import is_out_of_memory, peak_flops, resolve_device, total_memory
 from sweep.training.process import available_in_cgroups, oom_kills
 
@@ -108,12 +108,12 @@ def test_a_limit_that_is_given_decides_what_a_step_may_use(device, share):
 def test_without_a_limit_half_of_the_available_memory_bounds_a_step_on_a_cpu():
     execution, half = Execution(device="cpu"), total_memory(torch.device("cpu"))
     assert usable_memory(execution) == pytest.approx(half, rel=0.5)
-    check_memory_limit(execution.model_copy(update={"device_memory_bytes": 1 << 60}))
+    refuse_memory_limit(execution.model_copy(update={"device_memory_bytes": 1 << 60}))
 
 
 @pytest.mark.gpu
 def test_a_limit_above_the_memory_of_a_gpu_is_refused():
     total = total_memory(torch.device("cuda"))
-    check_memory_limit(Execution(device="cuda", device_memory_bytes=total))
+    refuse_memory_limit(Execution(device="cuda", device_memory_bytes=total))
     with pytest.raises(SweepError, match="device-memory must be at most"):
-        check_memory_limit(Execution(device="cuda", device_memory_bytes=total + 1))
+        refuse_memory_limit(Execution(device="cuda", device_memory_bytes=total + 1))

@@ -1,5 +1,7 @@
 """The gradient's noise as training records it."""
 
+import random
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from sweep.orchestration.request import Request
 from sweep.orchestration.runner import run_plan
 from sweep.training import noise
 from sweep.training.checkpoint import Progress
-from sweep.training.noise import growing_size, part_size, probe_sizes
+from sweep.training.noise import growing_size, part_size, preserving_state, probe_sizes
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
@@ -43,6 +45,18 @@ def test_estimates_are_those_of_the_definition():
     measured = noise.measure_noise(step, batch, 4)  # the square is of nearly equal numbers
     assert measured == (pytest.approx(trace, rel=1e-4), pytest.approx(square, abs=1e-5 * trace))
     assert all(parameter.grad is None for parameter in step.parameters)
+
+
+def test_a_measurement_that_fails_leaves_the_state_of_training():
+    plan = plan_of([16], budget=10**6)
+    config = plan.trial_config(plan.trials[0], "s").with_microbatch(4)
+    step = TrainingStep(config, torch.device("cpu"))
+    random.seed(0)
+    before = random.getstate()
+    with pytest.raises(MemoryError), preserving_state(step):
+        random.random()
+        raise MemoryError
+    assert random.getstate() == before
 
 
 def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():

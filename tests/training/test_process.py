@@ -55,6 +55,11 @@ def modules_that_an_optimizer_imports(should_stop):
     return len({*sys.modules} - before)
 
 
+def optional_packages(should_stop):
+    extras = {"chess", "liger_kernel", "peft", "psycopg", "ray", "submitit", "transformers"}
+    return sorted(extras & {*sys.modules})
+
+
 def pid_of_the_server(should_stop):
     return psutil.Process().parents()[1].pid
 
@@ -160,6 +165,8 @@ COUNT_DRIVER_CALLS = """
 import os, pathlib, sys
 if "--serve" in sys.orig_argv:
     import torch
+    import torch.utils.flop_counter  # warns of a build with CUDA that lacks triton
+    torch.version.cuda = "12.8"
     calls = []
     def count(owner, name):
         function = getattr(owner, name)
@@ -182,7 +189,13 @@ if "--serve" in sys.orig_argv:
 
 def test_the_server_is_ready_for_optimizers_and_never_asks_the_driver_before_a_fork(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(COUNT_DRIVER_CALLS)
+    liger = tmp_path / "liger_kernel" / "transformers"
+    liger.mkdir(parents=True)
+    (liger / "functional.py").write_text(
+        "import torch\n\nliger_fused_linear_cross_entropy = torch.cuda.is_available()\n"
+    )
     script = "print(FreshProcess(modules_that_an_optimizer_imports).result())\n"
+    script += "print(*FreshProcess(optional_packages).result())\n"
     output, errors = run_script(tmp_path / "script.py", script).communicate()
     assert output.split() == ["0"] and not errors
     first_fork = (tmp_path / "calls").read_text().splitlines()[0]

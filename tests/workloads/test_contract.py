@@ -112,8 +112,8 @@ def test_a_workload_that_can_start_passes_the_check(config):
     science, text = config.science, None
     if science.data:
         text = prepare_data(science.data, None, science.tokenizer)
-    inspect_workload(config, text)
-    inspect_workload(config, None)
+    inspect_workload(config, text, with_weights=False)
+    inspect_workload(config, None, with_weights=False)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_workload_that_can_start_passes_the_check(config):
 def test_a_user_workload_that_cannot_start_is_refused(user_module, name, message):
     config = trial_config("quick", workload=f"own_workload:{name}")
     with pytest.raises(SweepError, match=re.escape(message)):
-        inspect_workload(config, None)
+        inspect_workload(config, None, with_weights=False)
 
 
 def test_a_text_that_does_not_fill_a_window_is_refused():
@@ -136,7 +136,7 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
     text = prepare_data(config.science.data, None, config.science.tokenizer)
     longer = config.model_copy(update={"tokens_per_sequence": len(text.valid)})
     with pytest.raises(SweepError, match="at least one window"):
-        inspect_workload(longer, text)
+        inspect_workload(longer, text, with_weights=False)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
     if is_prepared:
         text = prepare_data(synthetic_identity(), None, config.science.tokenizer)
     with pytest.raises(SweepError, match=message):
-        inspect_workload(config, text)
+        inspect_workload(config, text, with_weights=False)
 
 
 def test_random_batches_of_grpo_have_completions_of_the_maximum_length():

@@ -2,9 +2,10 @@
 
     python experiments/studies/answer/error_rates.py [--sweeps 10000] [--only TABLE]
 
-Simulated losses take the place of trainings; they are tuned, reported and decided by the code of
-real sweeps. At each batch size the expected loss is quadratic in the log rate on both sides of its
-lowest point, and every training adds noise. The tables are in docs/log/2026-11-error-rates.md.
+Simulated losses take the place of trainings; the code of real sweeps tunes the rates and decides
+by the final losses. At each batch size the expected loss is quadratic in the log rate on both sides
+of its lowest point, and every training adds noise. The tables are in
+docs/log/2026-11-error-rates.md.
 """
 
 import argparse
@@ -43,7 +44,7 @@ EDGE = (0.0, 0.01, 0.01, 0.01, 0.01)  # all others as far from the best as the t
 class Case:
     """One kind of sweep: losses in nats, rates as natural logarithms."""
 
-    seeds: int = 5  # reporting seeds; 0: auto
+    seeds: int = 5  # of final trials; 0: auto
     best: tuple[float, ...] = EQUAL  # expected loss of each batch size at its best rate
     curvature: float = 0.2
     ratio: float = 1.0  # curvature above the best rate over that below

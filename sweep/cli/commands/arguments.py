@@ -41,12 +41,12 @@ def read_folder(context: click.Context, _: click.Parameter, text: str | None) ->
 
 
 def out_folder(text: str) -> Path:
-    from sweep.orchestration.planning import check_writable
+    from sweep.orchestration.planning import refuse_unwritable
 
     if not text:
         raise click.BadParameter(f"must be the path of a folder, got {text!r}")
     refuse_links(Path(text))
-    check_writable(Path(text))
+    refuse_unwritable(Path(text))
     return Path(text)
 
 

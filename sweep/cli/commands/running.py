@@ -60,7 +60,12 @@ def run(
     from sweep.orchestration.estimates import estimate
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.request import read_request
-    from sweep.orchestration.runner import check_request, finished_summary, prepare, rows_to_run
+    from sweep.orchestration.runner import (
+        finished_summary,
+        prepare,
+        refuse_unusable_request,
+        rows_to_run,
+    )
     from sweep.orchestration.status import sweep_status
     from sweep.trial.status import Cause
 
@@ -73,7 +78,7 @@ def run(
         chosen = [match_trial(prefix, ids, "only", "plan --json") for prefix in only]
         plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
         planned = replace(planned, plan=plan, requested=tuple(dict.fromkeys(chosen)))
-    check_request(planned.plan, folder, services)
+    refuse_unusable_request(planned.plan, folder, services)
 
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     if dry_run:

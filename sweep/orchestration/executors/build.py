@@ -1,8 +1,8 @@
 """The list of executors, the flags that they bring, and the choice of one.
 
 An executor of another package is an entry point of the group `sweep.executors`, whose name is that
-of the executor. It is imported only if a command names it, uses a flag that no shipped executor
-has, or lists all names.
+of the executor. It is imported only if a command names it, has a setting that neither sweep nor a
+shipped executor has, or has a setting of another executor, which the message names.
 """
 
 from collections import Counter

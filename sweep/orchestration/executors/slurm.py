@@ -174,7 +174,7 @@ class SlurmExecutor(Executor):
     def _run(self, trial: TrialFolder, number: int) -> Outcome:
         try:
             job = self._submitit.submit(Job(str(trial.path.absolute()), number))
-        except Exception as error:  # whatever sbatch reports; SLURM may have accepted the job
+        except Exception as error:  # any error of sbatch; SLURM may have accepted the job
             time.sleep(RETRY_SECONDS)
             reason = " ".join(str(error).split())
             return Outcome("lost", f"not submitted: {reason}", has_begun=False)

@@ -22,7 +22,7 @@ TASKS: dict[str, Callable[[Any, int, int], Task]] = {
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 
 
-def check_task(settings: GrpoSettings) -> None:
+def refuse_unusable_task(settings: GrpoSettings) -> None:
     """Import the task and the reward, and refuse a task that needs a missing package."""
     check_installed = getattr(_task_class(settings), "check_installed", None)
     if check_installed is not None:

@@ -8,11 +8,6 @@ import numpy as np
 from sweep.usercode.objects import require_extra
 from sweep.workloads.tasks.task import Completion, Prompt, Task
 
-try:
-    import chess
-except ImportError:  # the extra is not installed; `Chess` refuses to start
-    chess = None  # type: ignore[assignment]
-
 MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
 VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
 HELD_OUT_POSITIONS = 1 << 40  # first number of the held-out positions; training does not reach it
@@ -32,13 +27,16 @@ class Chess(Task):
 
     def __init__(self, text: object, seed: int, prompt_tokens: int) -> None:
         self.check_installed()
+        import chess
+
+        self._new_board = chess.Board
         self._seed = seed
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         if is_held_out:
             number += HELD_OUT_POSITIONS
         rng = np.random.Generator(np.random.Philox(key=[self._seed, POSITIONS + number]))
-        board = chess.Board()
+        board = self._new_board()
         for _ in range(int(rng.integers(4, 60))):
             moves = sorted(board.legal_moves, key=str)
             board.push(moves[int(rng.integers(len(moves)))])
@@ -55,7 +53,7 @@ class Chess(Task):
             return reward
 
         reward["format"] = 0.2
-        board = chess.Board(prompt.facts["fen"])
+        board = self._new_board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
         value = values.get(match[1])
         if value is None:
