@@ -33,7 +33,7 @@ UNCHECKED = (
 @dataclass(frozen=True, eq=False)
 class PolicyResult:
     label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"; "muon, tuned" with several optimizers
-    policy: str  # the label without the optimizer
+    policy: str  # as it is recorded, such as fixed or tuned
     optimizer: str  # "" if there is only one
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
@@ -118,7 +118,7 @@ def judge_trials(
 
         result = PolicyResult(
             label=str(label),
-            policy=tables.policy_names(own)[0],
+            policy=str(own["policy"].iloc[0]),
             optimizer=str(own["optimizer"].iloc[0]) if has_optimizers else "",
             checks=judged,
             rates=table.rates,
@@ -133,7 +133,7 @@ def judge_trials(
         if result.unchecked:
             reasons.append(UNCHECKED)
         about[result.label] = (reasons, scope_of(trials, result.label, plan))
-        by_policy.setdefault(result.policy, []).append(result)
+        by_policy.setdefault(tables.policy_names(own)[0], []).append(result)
 
     decided: list[PolicyResult] = []
     for results in by_policy.values():

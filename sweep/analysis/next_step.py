@@ -29,12 +29,13 @@ from sweep.decision.proposal import (
     propose,
     propose_tuning,
     recorded_out,
+    tuned_lr,
 )
 from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
 from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
-from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
+from sweep.plan.policies import LEAST_SEEDS, parse_policy
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import State
@@ -104,6 +105,7 @@ class _Search:
     def __init__(self, sweep: SweepTables) -> None:
         self.sweep = sweep
         self.plan = sweep.plan
+        self.lr = tuned_lr(self.plan)
         self.records = read_records(sweep)
         self.seconds_per_token = _seconds_per_token(sweep, self.records)
 
@@ -139,7 +141,7 @@ class _Search:
             return None
         changes = {
             "batches": list(sizes),
-            "lr": Tuned().name,
+            "lr": self.lr,
             "seeds": "auto",
             **common_tokens(self.plan, sizes),
             "out": self._free_out(),
@@ -169,7 +171,7 @@ class _Search:
         for count in dict.fromkeys([seeds, "auto"]):
             changes = {
                 "batches": list(sizes),
-                "lr": Tuned().name,
+                "lr": self.lr,
                 "seeds": count,
                 **self._own_out(),
             }
@@ -180,7 +182,11 @@ class _Search:
 
     def _has_no_rate(self, arm: Arm) -> bool:
         """Return True if the search of a batch size has ended without a trial that completed."""
-        records = [r for r in self.records if r.row.arm == arm and r.row.stage == "tune"]
+        records = [
+            record
+            for record in self.records
+            if record.row.stage == "tune" and record.row.arm == arm and record.row.policy == self.lr
+        ]
         if not records or any(record.is_open for record in records):
             return False
         values = [record.value for record in records if record.value is not None]
@@ -190,7 +196,8 @@ class _Search:
             return True
 
         rates = [record.row.learning_rate for record in records if record.row.learning_rate]
-        lowest_of_search = self.plan.tuning_centre(arm) * min(GRID) / 2.0**EXTENSIONS * ROUNDING
+        centre = self.plan.tuning_centre(parse_policy(self.lr), arm)
+        lowest_of_search = centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
         return min(rates, default=math.inf) <= lowest_of_search
 
     def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
@@ -248,7 +255,7 @@ class _Search:
         for limit in dict.fromkeys(limits):
             changes = {
                 "batches": list(sizes),
-                "lr": Tuned().name,
+                "lr": self.lr,
                 **self._own_out(),
                 "seeds": "auto",
             }
@@ -294,13 +301,13 @@ class _Search:
                 "Compare it at a larger --budget, in another --out."
             )
         batches = sorted([*sizes, added])
-        changes = {"batches": batches, "lr": Tuned().name, "seeds": "auto", **self._own_out()}
+        changes = {"batches": batches, "lr": self.lr, "seeds": "auto", **self._own_out()}
         try:
             proposal = propose(self.plan, changes)
         except SweepError:  # for example because the tokens of the others would change
             return self._elsewhere(batches)
         rows = [row for row in proposal.plan.trials if row.stage == "final"]
-        tokens = {row.tokens for row in rows if is_tuned(row.policy)}
+        tokens = {row.tokens for row in rows if row.policy == self.lr}
         if len(tokens) > 1 and self.plan.settings.target is None:
             return self._elsewhere(batches)
         return proposal
@@ -316,7 +323,7 @@ class _Search:
                 changes = {**common, **changes}
         changes = {
             "batches": list(sizes),
-            "lr": Tuned().name,
+            "lr": self.lr,
             "seeds": "auto",
             **changes,
             "out": self._free_out(),
@@ -375,7 +382,7 @@ class _Search:
         values: dict[Arm, list[float]] = {}
         for record in self.records:
             row = record.row
-            if row.stage != "final" or not is_tuned(row.policy):
+            if row.stage != "final" or row.policy != self.lr:
                 continue
             if record.value is not None and math.isfinite(record.value):
                 values.setdefault(row.arm, []).append(record.value)
@@ -387,7 +394,7 @@ class _Search:
         return sorted(equal)
 
     def _tuned_rows(self) -> list[PlannedTrial]:
-        return [row for row in self.plan.known_trials if is_tuned(row.policy)]
+        return [row for row in self.plan.known_trials if row.policy == self.lr]
 
     def _own_out(self) -> dict[str, Any]:
         """Return a change of --out if the recorded one is not this folder any more."""

@@ -15,7 +15,6 @@ from sweep.analysis.judge import PolicyResult, judge_trials, leading
 from sweep.analysis.next_step import Judged, NextStep, next_step
 from sweep.analysis.sentences import describe, join
 from sweep.decision.proposal import check_of_command
-from sweep.plan.policies import is_tuned
 from sweep.trial.status import State
 
 
@@ -35,9 +34,10 @@ class Sweep(tables.SweepTables):
         """The command that would settle what the answer leaves open; None without an answer."""
         if not any(result.answer for result in self._judged):
             return None
-        if not any(is_tuned(row.policy) for row in self.plan.known_trials):
+        policy = self.plan.tuned_policy
+        if policy is None:
             return next_step(self, None)
-        tuned = [result for result in self._judged if is_tuned(result.policy)]
+        tuned = [result for result in self._judged if result.policy == policy]
         return next_step(
             self,
             Judged(
