@@ -288,8 +288,8 @@ class Tuning:
         has_ended = not is_to_run(status) and status.cause is not Cause.DIVERGED
         if self.target is not None and has_ended:
             minimized = self._tokens_to_target(folder, points)
-        elif value is not None and math.isnan(value):
-            minimized = math.inf
+        elif has_ended and (value is None or math.isnan(value)):
+            minimized = math.inf  # it has no result, and the search goes on without it
         return TuningTrial(
             rate=row.learning_rate or 0.0,
             loss=minimized,
@@ -437,7 +437,8 @@ class Tuning:
                 self.folder.trial(trial.id).remove_checkpoints()
 
         best = best_of(study.trials)
-        if not is_complete(self.folder.trial(best.id), self.target):
+        has_result = best.loss is not None and math.isfinite(best.loss)
+        if not has_result or not is_complete(self.folder.trial(best.id), self.target):
             return None
         if study.extra:
             return best.row

@@ -80,11 +80,9 @@ def _compared_values(rows: pd.DataFrame, objective: Objective) -> pd.Series:
         state, cause = parse_end(trial.state, trial.cause)
         if trial.has_diverged:
             cause = Cause.DIVERGED
-        values.append(compared_value(state, cause, metric, objective))
-    table = pd.Series(values, rows.index, dtype=float)
-
-    is_unmeasured = metrics.isna() & ~rows["has_diverged"]  # an empty cell is no result
-    return table if objective.is_ratio else table.mask(is_unmeasured)
+        measured = None if math.isnan(metric) else metric
+        values.append(compared_value(state, cause, measured, objective))
+    return pd.Series(values, rows.index, dtype=float)
 
 
 def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
