@@ -203,6 +203,15 @@ def test_a_rate_that_diverged_bounds_its_grid(checked):
     assert blocking(checked(LOSSES, **fails_at_high_rates("diverged"))) == set()
 
 
+def test_a_batch_size_whose_tuning_trials_all_diverged_fails_the_check_of_its_grid(checked):
+    def outcome(row):
+        return "diverged" if row.stage == "tune" and row.batch_size == 64 else "COMPLETE"
+
+    check = find(checked(LOSSES, outcome=outcome), "learning_rate_at_edge")
+    assert (check.status, check.batch_sizes) == (FAIL, (64,))
+    assert "none of 5 trials completed" in check.evidence
+
+
 def test_a_diverged_report_is_counted_and_stops_the_claim(checked):
     def outcome(row):
         is_it = (row.stage, row.batch_size, row.seed) == ("final", 64, 1)
