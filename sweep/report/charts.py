@@ -387,7 +387,8 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     is_lost = trials["value"] == np.inf
     is_far = (trials["value"] > limit) & ~is_lost
     is_near = trials["value"] <= limit
-    trials[name] = values(trials["value"].where(is_near))
+    measured = values(trials["value"])
+    trials[name] = np.where(is_near, measured, np.nan)
 
     fits = []
     optima = []
@@ -411,10 +412,10 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     y = vega.channel(name, on_axis, f"{name}, tuning seeds", form, "narrow")
     color = vega.size_color(sweep.batch_sizes)
     columns = [SIZE, RATE, "seed", "state"]
-    at_edge = [*columns, "value"]
-    far = trials.loc[is_far, at_edge]
-    lost = trials.loc[is_lost & ~is_pruned, at_edge]
-    pruned = trials.loc[is_pruned, at_edge]
+    at_edge = trials[columns].assign(**{name: measured})
+    far = at_edge[is_far]
+    lost = at_edge[is_lost & ~is_pruned]
+    pruned = at_edge[is_pruned]
     curves: pd.DataFrame | list[object] = pd.concat(fits) if fits else []
     layers = [
         vega.layer("line", curves, x, y, color=color, strokeWidth=1),
