@@ -22,7 +22,6 @@ from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.decision import Decision
 from sweep.decision.proposal import answering_command
 from sweep.plan.plan import Plan
-from sweep.trial.status import State
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -89,11 +88,10 @@ def judge_trials(
     if tuning_command is None:
         tuning_command = ""
 
-    has_ended = (rows["state"].isin([State.COMPLETE, State.PRUNED])) | rows["has_diverged"]
-    finals = rows[(rows["stage"] == "final") & has_ended]
-    finals = finals.dropna(subset=["value"])
+    finals = rows[rows["stage"] == "final"].dropna(subset=["value"])
     if objective.is_ratio:  # without the time from the target to the last evaluation
-        share = np.exp(finals["value"]) / finals["token_budget"].astype(float)
+        tokens_to_target = finals["value"].map(objective.value)
+        share = tokens_to_target / finals["token_budget"].astype(float)
         finals["seconds_training"] *= share.fillna(1.0)
 
     has_optimizers = rows["optimizer"].nunique() > 1

@@ -15,7 +15,6 @@ from sweep.analysis.judge import PolicyResult, judge_trials, leading
 from sweep.analysis.next_step import Judged, NextStep, next_step
 from sweep.analysis.sentences import describe, join
 from sweep.decision.proposal import check_of_command
-from sweep.trial.status import State
 
 
 class Sweep(tables.SweepTables):
@@ -155,7 +154,7 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
 def _without_answer(sweep: Sweep) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
     finals = tables.final_trials(sweep.trials)
-    complete = finals[finals["state"] == State.COMPLETE]
+    complete = finals[finals["outcome"] == "complete"]
     if complete.empty:
         return _without_results(sweep, finals)
 

@@ -37,6 +37,14 @@ def parse_end(state: Any, cause: Any) -> tuple[State, Cause | None]:
     return parsed_state, parsed_cause
 
 
+def outcome_of(state: State, cause: Cause | None) -> str:
+    """Return how a trial ended: complete, diverged, failed, pruned or unfinished."""
+    if cause is Cause.DIVERGED:
+        return "diverged"
+    ends = {State.COMPLETE: "complete", State.FAILED: "failed", State.PRUNED: "pruned"}
+    return ends.get(state, "unfinished")
+
+
 def compared_value(
     state: State, cause: Cause | None, metric: float | None, objective: Objective
 ) -> float | None:

@@ -192,7 +192,7 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     trials = _final_trials(sweep.trials)
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
 
-    complete = trials[trials["state"] == State.COMPLETE]
+    complete = trials[trials["outcome"] == "complete"]
     compared = complete
     with_policy = ""
     if sweep.leading:
@@ -221,7 +221,7 @@ def _plot_sizes(
     is_objective = metric == sweep.plan.settings.evaluated.name
     sizes = sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
-    complete = trials[trials["state"] == State.COMPLETE]
+    complete = trials[trials["outcome"] == "complete"]
 
     groups = complete.groupby([POLICY, SIZE], sort=False)[name]
     middle = groups.agg(["mean" if is_objective else "median", "size"])
@@ -253,7 +253,7 @@ def _plot_sizes(
 
     columns = [SIZE, POLICY, "seed"]
     seeds = complete[[*columns, name]]
-    diverged = trials.loc[trials["cause"] == "diverged", [*columns, "cause"]]
+    diverged = trials.loc[trials["outcome"] == "diverged", [*columns, "cause"]]
     edge = _worst_edge(sweep)
     layers = [
         vega.layer("line", middle, x, y, strokeDash=dash),
@@ -280,7 +280,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     metrics[objective.curve] = objective.title.removeprefix("final ")
 
     trials = _final_trials(sweep.trials)
-    trial = trials["id"].where(trials["state"] != State.COMPLETE, "")
+    trial = trials["id"].where(trials["outcome"] != "complete", "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=trial)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     panels = []
@@ -330,7 +330,7 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
         "detail": {"field": "trial"},
     }
     edge = _worst_edge(sweep) if is_objective else TOP
-    diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
+    diverged = trials.loc[trials["outcome"] == "diverged", [SIZE, "seed", "tokens"]]
     diverged = diverged.rename(columns={"tokens": unit})
     layers = [
         vega.layer("line", rows, x, y, **by_trial, tooltip=True),
