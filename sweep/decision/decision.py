@@ -190,7 +190,7 @@ def _half_widths(
 
 
 def next_trainings(
-    made: Decision,
+    decision: Decision,
     seeds: Counts,
     tuning_seeds: Counts,
     is_refinable: Flags,  # whether there are rates left between the best one and its neighbours
@@ -204,23 +204,23 @@ def next_trainings(
     curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
     shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
     """
-    is_decided = made.is_within(tolerance) | made.is_outside(tolerance)
-    is_compared = np.isfinite(made.mean)
+    is_decided = decision.is_within(tolerance) | decision.is_outside(tolerance)
+    is_compared = np.isfinite(decision.mean)
     is_open = ~is_decided & is_compared
-    estimate = np.where(is_compared, made.best_estimate, np.inf)
+    estimate = np.where(is_compared, decision.best_estimate, np.inf)
     is_best = estimate == estimate.min(-1, keepdims=True)
 
-    needs_seeds = is_open & made.may_be_decided(tolerance)
+    needs_seeds = is_open & decision.may_be_decided(tolerance)
     needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
     is_open |= is_best & is_open.any(-1, keepdims=True)
 
     wanted = tuning_seeds
     needs_rates = np.zeros(is_open.shape, bool)
-    if made.rates is not None:
-        spread = made.rates.regret_high - made.rates.regret_low
+    if decision.rates is not None:
+        spread = decision.rates.regret_high - decision.rates.regret_low
         is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
         needs_rates = is_unclear & (tuning_seeds == 1) & is_refinable
-        needs_rates &= made.rates.misfit > MISFIT * made.variance
+        needs_rates &= decision.rates.misfit > MISFIT * decision.variance
 
         doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
         can_grow = doubled > tuning_seeds

@@ -72,7 +72,7 @@ def next_trials(
     parts = [slice(start, start + batch_count) for start in range(0, len(arms), batch_count)]
     chosen = [
         next_trainings(
-            made=decision.of(part),
+            decision=decision.of(part),
             seeds=seeds[part],
             tuning_seeds=tuning_seeds[part],
             is_refinable=is_refinable[part],
@@ -131,7 +131,7 @@ def _trial_like(
 
 
 def most_trials(plan: Plan) -> dict[Arm, int]:
-    """Return the most trials of each cell with `--seeds auto`."""
+    """Return the most trials of each arm with `--seeds auto`."""
     tuned = {row.arm for row in plan.trials if is_tuned(row.policy)}
     tuning = plan.settings.tuning
     searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
