@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.answer import Answer
-from sweep.analysis.checks import FAIL, Check
+from sweep.analysis.checks import FAIL, Check, learning_rate_at_edge, single_seed
 from sweep.analysis.sentences import join
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.tuned_rates import TunedRate
@@ -54,7 +54,7 @@ class NextStep:
 
 
 @dataclass(frozen=True)
-class Judged:
+class TunedResults:
     """Checks, rates and answers for the trials with tuned rates of all optimizers."""
 
     checks: Sequence[Check]
@@ -90,7 +90,7 @@ def read_records(sweep: SweepTables) -> list[TrialRecord]:
     return records
 
 
-def next_step(sweep: SweepTables, tuned: Judged | None) -> NextStep:
+def next_step(sweep: SweepTables, tuned: TunedResults | None) -> NextStep:
     """Return the next step of a sweep; `tuned` is None if it has no trials with tuned rates."""
     search = _Search(sweep)
     try:
@@ -114,7 +114,7 @@ class _Search:
         sizes = {row.batch_size for row in self.plan.known_trials}
         return self._step(propose_tuning(self.plan, sizes, self._free_out(), **self._own_out()))
 
-    def settle(self, tuned: Judged) -> NextStep:
+    def settle(self, tuned: TunedResults) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
         rows = self._tuned_rows() if tuned.answers else self.plan.known_trials
         sizes = sorted({row.batch_size for row in rows})
@@ -162,8 +162,8 @@ class _Search:
         open_ids = {str(r.row.id) for r in self.records if r.is_open and r.row in rows}
         optimizers = {row.optimizer for row in rows}
         arms = {Arm(optimizer, size) for optimizer, size in product(optimizers, sizes)}
-        unreported = arms - {row.arm for row in finals}
-        if not open_ids and all(map(self._has_no_rate, unreported)):
+        without_finals = arms - {row.arm for row in finals}
+        if not open_ids and all(map(self._has_no_rate, without_finals)):
             return None
 
         most = max((row.seed + 1 for row in finals), default=LEAST_SEEDS)
@@ -200,10 +200,10 @@ class _Search:
         lowest_of_search = centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
         return min(rates, default=math.inf) <= lowest_of_search
 
-    def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
+    def _tune_again(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:
         """Propose a new search, around other rates or on the tokens of the final trials."""
         changes = dict[str, Any]()
-        is_at_edge = "learning_rate_at_edge" in tuned.codes
+        is_at_edge = learning_rate_at_edge.__name__ in tuned.codes
         is_early = any(not rate.is_full for rate in tuned.rates)
         if is_at_edge and not all(rate.is_inside for rate in tuned.rates):
             centre = self._other_centre(tuned.rates)
@@ -275,7 +275,7 @@ class _Search:
             return self._step(proposal)
         return None
 
-    def _extend(self, sizes: Sequence[int], tuned: Judged) -> NextStep:
+    def _extend(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep:
         """Propose a smaller or a larger batch size if the best one may be at an end."""
         candidates = {*chain.from_iterable(answer.candidates for answer in tuned.answers)}
         added = []
@@ -339,7 +339,7 @@ class _Search:
             return None
         return NextStep(command, reason=reason)
 
-    def _reason(self, tuned: Judged) -> str:
+    def _reason(self, tuned: TunedResults) -> str:
         """Return sentences about what would settle the answer, although no command can."""
         sentences = []
         equal = self._equal_seeds()
@@ -350,7 +350,7 @@ class _Search:
                 "random numbers from the seed, in another --out."
             )
         for check in tuned.blocking:
-            if check.code != "single_seed" or not equal:
+            if check.code != single_seed.__name__ or not equal:
                 sentences.append(check.remedy)
         if sentences:
             return " ".join(dict.fromkeys(sentences))

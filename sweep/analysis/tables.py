@@ -189,8 +189,12 @@ def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
         found = find_json(folder.check_path)
         if found:
             checked = found
-    command = [checked.get("command")]
-    is_current = command == plan.settings.user_code and checked.get("code") == plan.code
+    workload = plan.settings.workload
+    is_current = (
+        workload.is_program
+        and checked.get("command") == workload.code[0]
+        and checked.get("code") == plan.code
+    )
     return checked if is_current else {}
 
 

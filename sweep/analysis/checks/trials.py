@@ -206,7 +206,7 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict | Not
     if any(rate.batch_size in untuned for rate in table.rates):
         evidence += " Some final trials have a rate outside of those tried at their batch size."
     evidence += " A worse result may only show that the rate suits a batch size less."
-    return Verdict(evidence, batch_sizes=untuned, remedy=table.tuning_command)
+    return Verdict(evidence, batch_sizes=untuned, command=table.tuning_command)
 
 
 def _untuned_sizes(table: TrialTable, rows: pd.DataFrame) -> list[float]:
