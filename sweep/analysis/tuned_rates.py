@@ -113,7 +113,7 @@ def _rate_of_size(trials: pd.DataFrame, finals: pd.DataFrame, is_own: bool) -> T
 
 def _trials_of_budget(ended: pd.DataFrame, budget: float) -> pd.DataFrame:
     """Keep the trials that tell how their rates do at a budget; an unknown one may be it."""
-    is_of_budget = tells_of_budget(ended["token_budget"], budget, ended["has_diverged"])
+    is_of_budget: pd.Series = tells_of_budget(ended["token_budget"], budget, ended["has_diverged"])
     return ended[is_of_budget | ended["token_budget"].isna()]
 
 

@@ -69,6 +69,11 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
         return False
 
     @property
+    def can_measure_noise(self) -> bool:
+        """Whether the gradient noise scale can be measured: on given batches, in this process."""
+        return not (self.is_program or self.samples)
+
+    @property
     def sequences_per_group(self) -> int:
         """Sequences that must stay together in a batch."""
         return 1

@@ -52,7 +52,7 @@ def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
         needs += [UnmetNeed(f"noise_scale.{name}", *of_noise) for name in ("points", "share")]
     if experiment.workload.is_program:
         return needs + _unmet_needs_of_command(experiment)
-    if experiment.workload.samples:
+    if not experiment.workload.can_measure_noise:
         of_gradients = ("a workload that does not sample", experiment.workload.name, "workload")
         needs.append(UnmetNeed("noise_scale.measure", *of_gradients))
 

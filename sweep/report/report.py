@@ -134,7 +134,7 @@ def _noise_command(plan: Plan) -> str | None:
     None if the sweep measures it, if its workload cannot, or if no command line has its settings.
     """
     settings = plan.settings
-    if settings.noise_scale.measure or settings.workload.is_program or settings.workload.samples:
+    if settings.noise_scale.measure or not settings.workload.can_measure_noise:
         return None
     try:
         return command_with(plan, noise=True, out=f"{recorded_out(plan)}-noise")
