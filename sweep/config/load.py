@@ -11,7 +11,7 @@ from sweep.config.numbers import parse_count, parse_options
 from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import merge_settings, parse_settings, settings_of
-from sweep.config.workloads import DECLARATIONS, SETTINGS_OF_COMMANDS
+from sweep.config.workloads import DECLARATIONS, Command
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
 from sweep.resources import EXPERIMENTS, shipped_experiments
 from sweep.usercode.commands import check_command, title_of_command
@@ -136,7 +136,7 @@ def _check_workload(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None
     if command is None:
         raise SweepError("workload 'command' needs a command. Use --command instead.")
     refuse_secrets(str(command))
-    others = sorted(fields.keys() - SETTINGS_OF_COMMANDS)
+    others = sorted(fields.keys() - Command.used_settings)
     if "command" in flags and _names_another(flags.get("workload")):
         others.insert(0, "workload")
     if not others:

@@ -16,12 +16,6 @@ from sweep.errors import SweepError
 from sweep.usercode.commands import check_command, placeholders_of
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-# Settings of a command's experiment; the others belong to trainings of this package. The optimizer
-# and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
-SETTINGS_OF_COMMANDS = {
-    *("name", "question", "workload", "code_folder", "context", "budget", "batches", "lr"),
-    *("seeds", "tuning", "answer", "optimizer", "schedule"),
-}
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LESS_MEMORY = (
     "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
@@ -52,6 +46,8 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Whether it trains the experiment's language model on the experiment's text."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
     """What helps a trial that runs out of memory at the smallest microbatch."""
+    used_settings: ClassVar[frozenset[str] | None] = None
+    """The keys of an experiment that apply to it; None: all."""
 
     @property
     def name(self) -> str:
@@ -259,6 +255,13 @@ class Command(OwnWorkload):
     is_program: ClassVar[bool] = True
     memory_remedy: ClassVar[str] = (
         "Let the command use {microbatch_size} or {accumulation}, or less memory."
+    )
+    # The optimizer and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
+    used_settings: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("name", "question", "workload", "code_folder", "context", "budget", "batches"),
+            *("lr", "seeds", "tuning", "answer", "optimizer", "schedule"),
+        )
     )
 
     @property
