@@ -15,7 +15,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from sweep.analysis.checks import DEFINITIONS, CheckDefinition, Subject
-from sweep.analysis.checks.table import DERIVED_FROM
+from sweep.analysis.checks.table import source_of
 from sweep.analysis.table_answer import answer_of
 from sweep.cli import sweep
 from sweep.config.execution import Execution
@@ -281,7 +281,7 @@ def _check_rows(checks: list[CheckDefinition]) -> str:
     for check in checks:
         cells = [f"`{check.code}`"]
         if has_columns:
-            columns = dict.fromkeys(DERIVED_FROM.get(name, name) for name in check.needs)
+            columns = dict.fromkeys(map(source_of, check.needs))
             cells.append(", ".join(f"`{name}`" for name in columns))
         cells.append(check.failure.removeprefix("Fail if ").removesuffix("."))
         lines.append(f"| {' | '.join(cells)} |")

@@ -65,16 +65,16 @@ def decide_trials(
     points = None
     if rates:
         untuned = rate_points({})
-        cells = [rates.get(cell) for cell in table.index]
-        points = stack_points([rate.points if rate else untuned for rate in cells])
-    made = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks)
-    return table.index, made
+        rates_of_arms = [rates.get(arm) for arm in table.index]
+        points = stack_points([rate.points if rate else untuned for rate in rates_of_arms])
+    decision = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks)
+    return table.index, decision
 
 
 def build_answer(
     policy: str,
     finals: pd.DataFrame,
-    made: Decision,
+    decision: Decision,
     objective: Objective,
     reasons: Sequence[str] = (),
     scope: str = "",
@@ -83,10 +83,10 @@ def build_answer(
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
     sizes = sorted({*finals["batch_size"].astype(int)})
     rows = [
-        _describe_size(index, finals[finals["batch_size"] == size], made, objective)
+        _answer_for_size(index, finals[finals["batch_size"] == size], decision, objective)
         for index, size in enumerate(sizes)
     ]
-    recommended, basis = _recommend(rows, made, objective)
+    recommended, basis = _recommend(rows, decision, objective)
     verdicts = {row.tolerance_verdict for row in rows}
     return Answer(
         policy=policy,
@@ -105,31 +105,33 @@ def build_answer(
         settle=None,
         settle_seconds=None,
         settle_reason=None,
-        pairs=_pairs(sizes, made, objective),
+        pairs=_pairs(sizes, decision, objective),
         optimizer=optimizer,
     )
 
 
-def _describe_size(
-    index: int, trials: pd.DataFrame, made: Decision, objective: Objective
+def _answer_for_size(
+    index: int, trials: pd.DataFrame, decision: Decision, objective: Objective
 ) -> BatchSizeAnswer:
-    mean = float(made.mean[index])
-    low = float(made.gap_low[index])
-    high = float(made.gap_high[index])
+    mean = float(decision.mean[index])
+    low = float(decision.gap_low[index])
+    high = float(decision.gap_high[index])
     verdict = UNDECIDED
-    if made.is_within(objective.margin)[index]:
+    if decision.is_within(objective.margin)[index]:
         verdict = WITHIN
-    elif made.is_outside(objective.margin)[index]:
+    elif decision.is_outside(objective.margin)[index]:
         verdict = OUTSIDE
 
-    rate_interval = regret = regret_interval = None
-    if made.rates is not None and math.isfinite(made.rates.regret_high[index]):
-        bounds = {name: float(values[index]) for name, values in vars(made.rates).items()}
+    rate_interval = None
+    regret = None
+    regret_interval = None
+    if decision.rates is not None and math.isfinite(decision.rates.regret_high[index]):
+        bounds = {name: float(values[index]) for name, values in vars(decision.rates).items()}
         rate_interval = (math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"]))
         regret = objective.gap(bounds["regret"])
-        least = objective.gap(bounds["regret_low"])
-        most = objective.gap(bounds["regret_high"])
-        regret_interval = (least, most)
+        least_regret = objective.gap(bounds["regret_low"])
+        largest_regret = objective.gap(bounds["regret_high"])
+        regret_interval = (least_regret, largest_regret)
 
     complete = trials[np.isfinite(trials["value"])]
     times = complete["seconds_training"]
@@ -138,9 +140,9 @@ def _describe_size(
         batch_size=int(trials["batch_size"].iloc[0]),
         mean=objective.value(mean) if math.isfinite(mean) else None,
         seeds=len(complete),
-        gap=_gap(objective, _lead(made, index)),
+        gap=_gap(objective, _lead(decision, index)),
         gap_to_best=(_gap(objective, low), _gap(objective, high)),
-        may_be_best=bool(made.may_be_best[index]),
+        may_be_best=bool(decision.may_be_best[index]),
         tolerance_verdict=verdict,
         learning_rate=float(trials["learning_rate"].iloc[0]),
         learning_rate_interval=rate_interval,
@@ -151,9 +153,9 @@ def _describe_size(
     )
 
 
-def _lead(made: Decision, index: int) -> float:
+def _lead(decision: Decision, index: int) -> float:
     """Return an estimated best loss minus the least of the others; NaN if one is missing."""
-    estimates = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
+    estimates = np.where(np.isfinite(decision.mean), decision.best_estimate, np.inf)
     least = float(np.delete(estimates, index).min())
     if not math.isfinite(least):
         return math.nan
@@ -173,16 +175,16 @@ def _gap(objective: Objective, difference: float) -> float | None:
 
 
 def _recommend(
-    rows: Sequence[BatchSizeAnswer], made: Decision, objective: Objective
+    rows: Sequence[BatchSizeAnswer], decision: Decision, objective: Objective
 ) -> tuple[int, str]:
     """Return the recommended batch size, and why it is this one."""
     close = f"within {objective.write(objective.tolerance)} of the best"
     eligible = [row.batch_size for row in rows if row.tolerance_verdict == WITHIN]
     if not eligible:
         # The worst case of a batch size whose regret is unbounded leaves out that it may be better.
-        is_bounded = np.isfinite(0.0 if made.rates is None else made.rates.regret_high)
-        worst = np.where(is_bounded & np.isfinite(made.gap_high), made.gap_high, math.inf)
-        means = np.where(np.isnan(made.mean), math.inf, made.best_estimate)
+        is_bounded = np.isfinite(0.0 if decision.rates is None else decision.rates.regret_high)
+        worst = np.where(is_bounded & np.isfinite(decision.gap_high), decision.gap_high, math.inf)
+        means = np.where(np.isnan(decision.mean), math.inf, decision.best_estimate)
         best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
         reason = "gives up least in the worst case"
         if math.isinf(worst[best]):
@@ -202,11 +204,11 @@ def _recommend(
     return min(eligible, key=seconds.__getitem__), f"the fastest of those {close}"
 
 
-def _pairs(sizes: Sequence[int], made: Decision, objective: Objective) -> list[Pair]:
+def _pairs(sizes: Sequence[int], decision: Decision, objective: Objective) -> list[Pair]:
     pairs = []
     for i, j in combinations(range(len(sizes)), 2):
-        value = objective.sign * float(made.difference[j, i])
-        half_width = float(made.half_width[j, i])
+        value = objective.sign * float(decision.difference[j, i])
+        half_width = float(decision.half_width[j, i])
         if math.isfinite(value) and math.isfinite(half_width):
             difference = Estimate(value, value - half_width, value + half_width)
             pairs.append(Pair((sizes[i], sizes[j]), difference, objective.margin))
@@ -214,19 +216,19 @@ def _pairs(sizes: Sequence[int], made: Decision, objective: Objective) -> list[P
 
 
 def build_ranking(
-    arms: list[Arm], made: Decision, metric: Objective, others: list[Answer]
+    arms: list[Arm], decision: Decision, metric: Objective, others: list[Answer]
 ) -> Ranking:
-    """Rank the optimizers; `made` is about these arms, of which each has an optimizer."""
+    """Rank the optimizers; `decision` is about these arms, of which each has an optimizer."""
     sizes = sorted({arm.batch_size for arm in arms})
     best_first = {size: list[str]() for size in sizes}
     gaps = []
-    compared = [i for i in range(len(arms)) if np.isfinite(made.mean[i])]
-    for i in sorted(compared, key=made.best_estimate.item):
+    compared = [i for i in range(len(arms)) if np.isfinite(decision.mean[i])]
+    for i in sorted(compared, key=decision.best_estimate.item):
         worse = arms[i]
         name = str(worse.optimizer)
         for better in best_first[worse.batch_size]:
             j = arms.index(Arm(better, worse.batch_size))
-            lows, highs = made.differences
+            lows, highs = decision.differences
             low = float(lows[i, j])
             gap = OptimizerGap(
                 batch_size=worse.batch_size,
@@ -239,7 +241,7 @@ def build_ranking(
         best_first[worse.batch_size].append(name)
     gaps.sort(key=lambda gap: gap.batch_size)
 
-    candidates = [arms[i] for i in np.flatnonzero(made.may_be_best)]
+    candidates = [arms[i] for i in np.flatnonzero(decision.may_be_best)]
     names = {arm.optimizer for arm in arms}
     pairs = len(sizes) * math.comb(len(names), 2)
     return Ranking(_is_same_order(gaps, pairs), best_first, gaps, candidates, others)

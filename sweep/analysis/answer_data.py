@@ -90,13 +90,17 @@ class AnswerData:
 
     def write_gap(self, interval: tuple[float | None, float | None]) -> str:
         """Write an interval, rounded outwards."""
-        low, high = (
-            end if end is None else self.compared.write(end, rounded, "+")
-            for end, rounded in zip(interval, (np.floor, np.ceil), strict=True)
-        )
-        if low is None:
-            return MISSING if high is None else f"{high} or less"
-        return f"{low} or more" if high is None else f"{low.split()[0]} to {high}"
+        low, high = interval
+        least = None if low is None else self.compared.write(low, np.floor, "+")
+        most = None if high is None else self.compared.write(high, np.ceil, "+")
+        if least is None and most is None:
+            return MISSING
+        if least is None:
+            return f"{most} or less"
+        if most is None:
+            return f"{least} or more"
+        number = least.split()[0]  # the unit follows once
+        return f"{number} to {most}"
 
     def __getitem__(self, batch_size: int) -> BatchSizeAnswer:
         return next(row for row in self.batch_sizes if row.batch_size == batch_size)

@@ -278,14 +278,18 @@ def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
 
 
 def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:
-    """Return why a column stage is not read: it may count the stages of a training."""
+    """Return why a column stage is not read: it may count the stages of a training.
+
+    The word `final` alone does not make it ours, because it may be the last stage of several.
+    """
     if "stage" not in headers:
         return ""
     place = cells.header.index(headers["stage"].title)
-    stages = [row[place].strip() for row in cells.rows]
-    if not stages or {"final", "report", "tune"} & {*stages}:
+    stages = {row[place].strip(): None for row in cells.rows}  # in their order
+    others = [stage for stage in stages if stage not in ("", "final")]
+    if not others or "tune" in stages or "report" in stages:
         return ""
-    return f"its cells are neither final nor tune, such as {short_text(stages[0])}"
+    return f"its cells are neither final nor tune, such as {short_text(others[0])}"
 
 
 def _type_cells(

@@ -35,6 +35,7 @@ OWN_NAMES = {
     "context_length": "tokens_per_sequence",
     "status": "state",
 }
+FOREIGN_NAMES = {own: column for column, own in OWN_NAMES.items()}
 # Columns of trials.csv that a table of other people may have too.
 SHARED_NAMES = {*TRIAL_COLUMNS} - {*HEADERS, *OWN_NAMES.values(), "parameters", "device"}
 # A table with all of these was written by `sweep report`; its counts are exact.
@@ -164,13 +165,12 @@ def _refuse_loss_of_unknown_data(columns: Columns) -> None:
 def match_header(title: str, is_own: bool = False) -> tuple[str, Header] | None:
     """Return the column that a header names; None if it is none, or has a part that is unknown.
 
-    `is_own` tells that `sweep report` wrote the table, whose headers mean what they mean there.
+    If `is_own`, `sweep report` wrote the table, and its headers are the columns of trials.csv.
     """
     if title.startswith("_"):  # W&B's counters: _step counts log calls
         return None
     if title in (TRIAL_COLUMNS if is_own else SHARED_NAMES):
-        foreign_names = {name: column for column, name in OWN_NAMES.items()}
-        return foreign_names.get(title, title), Header(title)
+        return FOREIGN_NAMES.get(title, title), Header(title)
     words, inside = words_of_header(re.sub(r"\.\d+$", "", title))  # pandas numbers equal headers
     for column, patterns in HEADERS.items():
         texts = [words]

@@ -17,7 +17,6 @@ from sweep.analysis.tables import Estimate, SweepTables, curves_by_trial, final_
 from sweep.decision.curves import Floats
 from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens, smoothed
-from sweep.trial.status import State
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
@@ -114,13 +113,13 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     window = sweep.plan.settings.evaluation.window
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = final_trials(sweep.trials)
-    has_ended = trials["state"].isin([State.COMPLETE, State.PRUNED])
+    has_ended = trials["outcome"].isin(["complete", "pruned"])
 
     courses = {str(row.id): sweep.plan.course(row) for row in sweep.plan.known_trials}
     rows = []
     for row in trials[has_ended].to_dict("records"):
         seconds_per_token = math.nan
-        if row["state"] == State.COMPLETE:
+        if row["outcome"] == "complete":
             seconds_per_token = row["seconds_training"] / row["tokens"]
 
         row["has_curve"] = row["id"] in curves

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ import pandas as pd
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer, build_answer, build_ranking, decide_trials
 from sweep.analysis.checks import Check
-from sweep.analysis.checks.table import prepare, rows_of_trials
+from sweep.analysis.checks.table import TrialTable, prepare, rows_of_trials
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
 from sweep.analysis.sentences import join
 from sweep.analysis.tuned_rates import TunedRate
@@ -22,7 +21,6 @@ from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.decision import Decision
 from sweep.decision.proposal import answering_command
 from sweep.plan.plan import Plan
-from sweep.trial.status import State
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -33,10 +31,11 @@ UNCHECKED = (
 @dataclass(frozen=True, eq=False)
 class PolicyResult:
     label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"; "muon, tuned" with several optimizers
-    policy: str  # the label without the optimizer
+    policy: str  # as it is recorded, such as fixed or tuned
     optimizer: str  # "" if there is only one
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
+    scope: str  # what was measured
     decision: Decision | None  # None with fewer than two batch sizes that have results
     answer: Answer | None  # the same
     curve: StepsCurve | None  # None without a target
@@ -58,6 +57,19 @@ class PolicyResult:
     def blocking(self) -> list[Check]:
         """The failed checks that make a recommendation provisional."""
         return [check for check in self.failed if check.blocks_claims]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why a recommendation is provisional; a command is left to the next step."""
+        reasons = []
+        for check in self.blocking:
+            text = check.evidence
+            if not check.is_next_step:
+                text += f" {check.remedy}"
+            reasons.append(text)
+        if self.unchecked:
+            reasons.append(UNCHECKED)
+        return reasons
 
 
 def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
@@ -81,64 +93,63 @@ def judge_trials(
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
     rows = rows_of_trials(trials, objective)
-    by_policy: dict[str, list[PolicyResult]] = {}
-    about: dict[str, tuple[list[str], str]] = {}
-    tuning_command = None
-    if plan:
-        tuning_command = answering_command(plan)
-    if tuning_command is None:
-        tuning_command = ""
-
-    has_ended = (rows["state"].isin([State.COMPLETE, State.PRUNED])) | rows["has_diverged"]
-    finals = rows[(rows["stage"] == "final") & has_ended]
-    finals = finals.dropna(subset=["value"])
-    if objective.is_ratio:  # without the time from the target to the last evaluation
-        share = np.exp(finals["value"]) / finals["token_budget"].astype(float)
-        finals["seconds_training"] *= share.fillna(1.0)
-
     has_optimizers = rows["optimizer"].nunique() > 1
-    for label, own in rows.groupby("label", sort=False):
-        table = prepare(own)
-        curve = None
-        judged = checks.check_rows(table, tuning_command)
-        if steps is not None:
-            curve = fit_curve(steps[steps["label"] == label], own["target"].max())
-            judged += checks.check_curve(curve)
-        elif objective.is_ratio:
-            judged += [
-                checks.build_check(
-                    code,
-                    "Not checked: the curves are missing.",
-                    missing_columns=checks.MISSING_CURVES,
-                )
-                for code in checks.CURVE_CHECKS
-            ]
-        if plan and plan.settings.token_unit == "examples":
-            judged = [checks.about_examples(check) for check in judged]
+    tuning_command = answering_command(plan) if plan else None
 
+    by_policy: dict[str, list[PolicyResult]] = {}
+    for label, rows_of_label in rows.groupby("label", sort=False):
+        table = prepare(rows_of_label, objective=objective, tuning_command=tuning_command)
+        curve = None
+        if steps is not None:
+            target = rows_of_label["target"].max()
+            curve = fit_curve(steps[steps["label"] == label], target)
         result = PolicyResult(
             label=str(label),
-            policy=tables.policy_names(own)[0],
-            optimizer=str(own["optimizer"].iloc[0]) if has_optimizers else "",
-            checks=judged,
+            policy=str(rows_of_label["policy"].iloc[0]),
+            optimizer=str(rows_of_label["optimizer"].iloc[0]) if has_optimizers else "",
+            checks=_make_checks(table, curve, plan),
             rates=table.rates,
+            scope=scope_of(trials, str(label), plan),
             decision=None,
             answer=None,
             curve=curve,
         )
-        reasons = [  # the tuning command follows as the next step
-            f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
-            for check in result.blocking
-        ]
-        if result.unchecked:
-            reasons.append(UNCHECKED)
-        about[result.label] = (reasons, scope_of(trials, result.label, plan))
-        by_policy.setdefault(result.policy, []).append(result)
+        policy = tables.policy_names(rows_of_label)[0]  # with the rate if it is fixed
+        by_policy.setdefault(policy, []).append(result)
 
+    finals = _final_values(rows, objective)
     decided: list[PolicyResult] = []
     for results in by_policy.values():
-        decided += _decide_policy(results, finals, objective, about)
+        decided += _decide_policy(results, finals, objective)
     return decided
+
+
+def _make_checks(table: TrialTable, curve: StepsCurve | None, plan: Plan | None) -> list[Check]:
+    """Make the checks of one policy, with those of its curve if there is a target."""
+    evaluated = checks.check_rows(table)
+    if curve is not None:
+        evaluated += checks.check_curve(curve)
+    elif table.has_target:
+        for code in checks.CURVE_CHECKS:
+            reason = "Not checked: the curves are missing."
+            check = checks.build_check(code, reason, missing_columns=checks.MISSING_CURVES)
+            evaluated.append(check)
+    if plan and plan.settings.counts_examples:
+        evaluated = [checks.about_examples(check) for check in evaluated]
+    return evaluated
+
+
+def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
+    """Return the final trials that have a value, with their times of training.
+
+    The time of a trial that reached the target ends there, not at the last evaluation.
+    """
+    finals = rows[rows["stage"] == "final"].dropna(subset=["value"])
+    if objective.is_ratio:
+        tokens_to_target = finals["value"].map(objective.value)
+        share = tokens_to_target / finals["token_budget"].astype(float)
+        finals["seconds_training"] *= share.fillna(1.0)
+    return finals
 
 
 def _rates_of_finals(
@@ -149,14 +160,14 @@ def _rates_of_finals(
     rates = {}
     for result in results:
         for rate in result.rates:
-            cell = (result.label, rate.batch_size)
-            if rate.covers(used.get(cell, math.nan)):
-                rates[cell] = rate
+            arm = (result.label, rate.batch_size)
+            if rate.covers(used.get(arm, math.nan)):
+                rates[arm] = rate
     return rates
 
 
 def _decide_policy(
-    results: list[PolicyResult], finals: pd.DataFrame, objective: Objective, about: dict[str, Any]
+    results: list[PolicyResult], finals: pd.DataFrame, objective: Objective
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     finals = finals[finals["label"].isin([result.label for result in results])]
@@ -164,31 +175,31 @@ def _decide_policy(
     decided = decide_trials(finals, rates)
     if decided is None:
         return results
-    cells, made = decided  # label and batch size of each arm
+    index, decision = decided  # label and batch size of each arm
 
     answered = list[PolicyResult]()
     without_answer = list[PolicyResult]()
     for result in results:
-        decision = made.of(slice(*cells.slice_locs(result.label, result.label)))
-        if np.isfinite(decision.mean).sum() < 2:
+        part = slice(*index.slice_locs(result.label, result.label))
+        decision_of_part = decision.of(part)
+        if np.isfinite(decision_of_part.mean).sum() < 2:
             without_answer.append(result)
             continue
-        reasons, scope = about[result.label]
         answer = build_answer(
             result.label,
             finals[finals["label"] == result.label],
-            decision,
+            decision_of_part,
             objective,
-            reasons,
-            scope,
+            result.reasons,
+            result.scope,
             optimizer=result.optimizer,
         )
-        answered.append(replace(result, decision=decision, answer=answer))
+        answered.append(replace(result, decision=decision_of_part, answer=answer))
 
     if len(results) > 1 and answered:
         optimizers = {result.label: result.optimizer for result in results}
-        arms = [Arm(optimizers[str(label)], int(size)) for label, size in cells]
-        answered = _rank_optimizers(answered, without_answer, arms, made, objective)
+        arms = [Arm(optimizers[str(label)], int(size)) for label, size in index]
+        answered = _rank_optimizers(answered, without_answer, arms, decision, objective)
     by_label = {result.label: result for result in (*answered, *without_answer)}
     return [by_label[result.label] for result in results]
 
@@ -197,7 +208,7 @@ def _rank_optimizers(
     answered: list[PolicyResult],
     without_answer: list[PolicyResult],
     arms: list[Arm],
-    made: Decision,
+    decision: Decision,
     objective: Objective,
 ) -> list[PolicyResult]:
     """Add the ranking of the optimizers to the answer of the best one."""
@@ -209,7 +220,8 @@ def _rank_optimizers(
     best, *others = sorted(answered, key=least)
     assert best.answer is not None
     other_answers = [other.answer for other in others if other.answer is not None]
-    answer = replace(best.answer, optimizers=build_ranking(arms, made, objective, other_answers))
+    ranking = build_ranking(arms, decision, objective, other_answers)
+    answer = replace(best.answer, optimizers=ranking)
     if without_answer:
         lacking = join([result.optimizer for result in without_answer])
         reason = f"Fewer than two batch sizes have results with {lacking}."
@@ -219,10 +231,10 @@ def _rank_optimizers(
 
 def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     """Describe what was measured, as far as it is known."""
-    own = trials.assign(label=tables.policy_labels)
-    own = own[own["label"] == label]
-    finals = own[own["stage"] == "final"]
-    tuned = own[own["stage"] == "tune"]
+    trials = trials.assign(label=tables.policy_labels)
+    trials = trials[trials["label"] == label]
+    finals = trials[trials["stage"] == "final"]
+    tuned = trials[trials["stage"] == "tune"]
     names = ["lr"]
     tokens = finals["tokens"].max()
     unit = "tokens"

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.answer import Answer
-from sweep.analysis.checks import FAIL, Check
+from sweep.analysis.checks import FAIL, Check, learning_rate_at_edge, single_seed
 from sweep.analysis.sentences import join
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.tuned_rates import TunedRate
@@ -29,12 +29,13 @@ from sweep.decision.proposal import (
     propose,
     propose_tuning,
     recorded_out,
+    tuned_lr,
 )
 from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
 from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
-from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
+from sweep.plan.policies import LEAST_SEEDS, parse_policy
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import State
@@ -53,7 +54,7 @@ class NextStep:
 
 
 @dataclass(frozen=True)
-class Judged:
+class TunedResults:
     """Checks, rates and answers for the trials with tuned rates of all optimizers."""
 
     checks: Sequence[Check]
@@ -89,7 +90,7 @@ def read_records(sweep: SweepTables) -> list[TrialRecord]:
     return records
 
 
-def next_step(sweep: SweepTables, tuned: Judged | None) -> NextStep:
+def next_step(sweep: SweepTables, tuned: TunedResults | None) -> NextStep:
     """Return the next step of a sweep; `tuned` is None if it has no trials with tuned rates."""
     search = _Search(sweep)
     try:
@@ -104,6 +105,7 @@ class _Search:
     def __init__(self, sweep: SweepTables) -> None:
         self.sweep = sweep
         self.plan = sweep.plan
+        self.lr = tuned_lr(self.plan)
         self.records = read_records(sweep)
         self.seconds_per_token = _seconds_per_token(sweep, self.records)
 
@@ -112,7 +114,7 @@ class _Search:
         sizes = {row.batch_size for row in self.plan.known_trials}
         return self._step(propose_tuning(self.plan, sizes, self._free_out(), **self._own_out()))
 
-    def settle(self, tuned: Judged) -> NextStep:
+    def settle(self, tuned: TunedResults) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
         rows = self._tuned_rows() if tuned.answers else self.plan.known_trials
         sizes = sorted({row.batch_size for row in rows})
@@ -139,7 +141,7 @@ class _Search:
             return None
         changes = {
             "batches": list(sizes),
-            "lr": Tuned().name,
+            "lr": self.lr,
             "seeds": "auto",
             **common_tokens(self.plan, sizes),
             "out": self._free_out(),
@@ -160,8 +162,8 @@ class _Search:
         open_ids = {str(r.row.id) for r in self.records if r.is_open and r.row in rows}
         optimizers = {row.optimizer for row in rows}
         arms = {Arm(optimizer, size) for optimizer, size in product(optimizers, sizes)}
-        unreported = arms - {row.arm for row in finals}
-        if not open_ids and all(map(self._has_no_rate, unreported)):
+        without_finals = arms - {row.arm for row in finals}
+        if not open_ids and all(map(self._has_no_rate, without_finals)):
             return None
 
         most = max((row.seed + 1 for row in finals), default=LEAST_SEEDS)
@@ -169,7 +171,7 @@ class _Search:
         for count in dict.fromkeys([seeds, "auto"]):
             changes = {
                 "batches": list(sizes),
-                "lr": Tuned().name,
+                "lr": self.lr,
                 "seeds": count,
                 **self._own_out(),
             }
@@ -180,7 +182,11 @@ class _Search:
 
     def _has_no_rate(self, arm: Arm) -> bool:
         """Return True if the search of a batch size has ended without a trial that completed."""
-        records = [r for r in self.records if r.row.arm == arm and r.row.stage == "tune"]
+        records = [
+            record
+            for record in self.records
+            if record.row.stage == "tune" and record.row.arm == arm and record.row.policy == self.lr
+        ]
         if not records or any(record.is_open for record in records):
             return False
         values = [record.value for record in records if record.value is not None]
@@ -190,13 +196,14 @@ class _Search:
             return True
 
         rates = [record.row.learning_rate for record in records if record.row.learning_rate]
-        lowest_of_search = self.plan.tuning_centre(arm) * min(GRID) / 2.0**EXTENSIONS * ROUNDING
+        centre = self.plan.tuning_centre(parse_policy(self.lr), arm)
+        lowest_of_search = centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
         return min(rates, default=math.inf) <= lowest_of_search
 
-    def _tune_again(self, sizes: Sequence[int], tuned: Judged) -> NextStep | None:
+    def _tune_again(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:
         """Propose a new search, around other rates or on the tokens of the final trials."""
         changes = dict[str, Any]()
-        is_at_edge = "learning_rate_at_edge" in tuned.codes
+        is_at_edge = learning_rate_at_edge.__name__ in tuned.codes
         is_early = any(not rate.is_full for rate in tuned.rates)
         if is_at_edge and not all(rate.is_inside for rate in tuned.rates):
             centre = self._other_centre(tuned.rates)
@@ -248,7 +255,7 @@ class _Search:
         for limit in dict.fromkeys(limits):
             changes = {
                 "batches": list(sizes),
-                "lr": Tuned().name,
+                "lr": self.lr,
                 **self._own_out(),
                 "seeds": "auto",
             }
@@ -268,7 +275,7 @@ class _Search:
             return self._step(proposal)
         return None
 
-    def _extend(self, sizes: Sequence[int], tuned: Judged) -> NextStep:
+    def _extend(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep:
         """Propose a smaller or a larger batch size if the best one may be at an end."""
         candidates = {*chain.from_iterable(answer.candidates for answer in tuned.answers)}
         added = []
@@ -294,13 +301,13 @@ class _Search:
                 "Compare it at a larger --budget, in another --out."
             )
         batches = sorted([*sizes, added])
-        changes = {"batches": batches, "lr": Tuned().name, "seeds": "auto", **self._own_out()}
+        changes = {"batches": batches, "lr": self.lr, "seeds": "auto", **self._own_out()}
         try:
             proposal = propose(self.plan, changes)
         except SweepError:  # for example because the tokens of the others would change
             return self._elsewhere(batches)
         rows = [row for row in proposal.plan.trials if row.stage == "final"]
-        tokens = {row.tokens for row in rows if is_tuned(row.policy)}
+        tokens = {row.tokens for row in rows if row.policy == self.lr}
         if len(tokens) > 1 and self.plan.settings.target is None:
             return self._elsewhere(batches)
         return proposal
@@ -316,7 +323,7 @@ class _Search:
                 changes = {**common, **changes}
         changes = {
             "batches": list(sizes),
-            "lr": Tuned().name,
+            "lr": self.lr,
             "seeds": "auto",
             **changes,
             "out": self._free_out(),
@@ -332,7 +339,7 @@ class _Search:
             return None
         return NextStep(command, reason=reason)
 
-    def _reason(self, tuned: Judged) -> str:
+    def _reason(self, tuned: TunedResults) -> str:
         """Return sentences about what would settle the answer, although no command can."""
         sentences = []
         equal = self._equal_seeds()
@@ -343,7 +350,7 @@ class _Search:
                 "random numbers from the seed, in another --out."
             )
         for check in tuned.blocking:
-            if check.code != "single_seed" or not equal:
+            if check.code != single_seed.__name__ or not equal:
                 sentences.append(check.remedy)
         if sentences:
             return " ".join(dict.fromkeys(sentences))
@@ -375,7 +382,7 @@ class _Search:
         values: dict[Arm, list[float]] = {}
         for record in self.records:
             row = record.row
-            if row.stage != "final" or not is_tuned(row.policy):
+            if row.stage != "final" or row.policy != self.lr:
                 continue
             if record.value is not None and math.isfinite(record.value):
                 values.setdefault(row.arm, []).append(record.value)
@@ -387,7 +394,7 @@ class _Search:
         return sorted(equal)
 
     def _tuned_rows(self) -> list[PlannedTrial]:
-        return [row for row in self.plan.known_trials if is_tuned(row.policy)]
+        return [row for row in self.plan.known_trials if row.policy == self.lr]
 
     def _own_out(self) -> dict[str, Any]:
         """Return a change of --out if the recorded one is not this folder any more."""

@@ -35,10 +35,10 @@ def rate_exponent(rates: Sequence[TunedRate]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class RuleCost:
-    """The cost of one rule, with the best rate of one batch size given."""
+    """The cost of one rule that starts from the best rate of one batch size."""
 
     rule: str
-    anchor: int | None  # batch size whose best rate is given; None if the rule needs none
+    anchor: int | None  # that batch size; None if the rule needs none
     rates: dict[int, float]  # by batch size
     costs: dict[int, Estimate | None]  # loss given up; None outside of the measured rates
 

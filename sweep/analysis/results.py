@@ -6,17 +6,13 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-import pandas as pd
-
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
-from sweep.analysis.next_step import Judged, NextStep, next_step
-from sweep.analysis.sentences import describe, join
+from sweep.analysis.next_step import NextStep, TunedResults, next_step
+from sweep.analysis.sentences import describe, describe_without_answer, join
 from sweep.decision.proposal import check_of_command
-from sweep.plan.policies import is_tuned
-from sweep.trial.status import State
 
 
 class Sweep(tables.SweepTables):
@@ -27,20 +23,21 @@ class Sweep(tables.SweepTables):
         """Checks and answer of each policy, in the plan's order."""
         step = self.next_step
         if step is None:
-            return tuple(self._judged)
-        return tuple(_with_step(result, step) for result in self._judged)
+            return tuple(self._results)
+        return tuple(_with_step(result, step) for result in self._results)
 
     @cached_property
     def next_step(self) -> NextStep | None:
         """The command that would settle what the answer leaves open; None without an answer."""
-        if not any(result.answer for result in self._judged):
+        if not any(result.answer for result in self._results):
             return None
-        if not any(is_tuned(row.policy) for row in self.plan.known_trials):
+        policy = self.plan.tuned_policy
+        if policy is None:
             return next_step(self, None)
-        tuned = [result for result in self._judged if is_tuned(result.policy)]
+        tuned = [result for result in self._results if result.policy == policy]
         return next_step(
             self,
-            Judged(
+            TunedResults(
                 checks=[*chain.from_iterable(result.checks for result in tuned)],
                 rates=[*chain.from_iterable(result.rates for result in tuned)],
                 answers=[result.answer for result in tuned if result.answer],
@@ -48,7 +45,7 @@ class Sweep(tables.SweepTables):
         )
 
     @cached_property
-    def _judged(self) -> list[PolicyResult]:
+    def _results(self) -> list[PolicyResult]:
         """Checks and answer of each policy, without the next step."""
         settings = self.plan.settings
         steps = None if settings.target is None else steps_to_target(self)
@@ -85,7 +82,7 @@ class Sweep(tables.SweepTables):
         """Return the answer in a few sentences, or a description of the sweep without one."""
         result = self.leading
         if result is None or result.answer is None:
-            return [_without_answer(self)]
+            return [describe_without_answer(self)]
 
         lines = describe(result.answer)
         most = self.plan.settings.answer.max_seeds
@@ -132,6 +129,7 @@ def _with_step(result: PolicyResult, step: NextStep) -> PolicyResult:
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:
+    """Write what larger batch sizes cost on the way to a target, as measured and as fitted."""
     most = "at most " if curve.is_excess_bound else ""
     measured = []
     for excess, estimate in curve.excess.items():
@@ -150,38 +148,3 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
             "twice the least tokens and twice the least steps of the curve."
         )
     return lines
-
-
-def _without_answer(sweep: Sweep) -> str:
-    """Describe a sweep that has fewer than two batch sizes with results."""
-    finals = tables.final_trials(sweep.trials)
-    complete = finals[finals["state"] == State.COMPLETE]
-    if complete.empty:
-        return _without_results(sweep, finals)
-
-    size, label = complete[["batch_size", "label"]].iloc[0]
-    complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
-    unknown = ""
-    if sweep.plan.settings.workload.samples:
-        gains = tables.find_gains(sweep)
-        if gains and gains[0]["difference"] is not None:
-            gain = gains[0]["difference"]
-            return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
-        if sweep.lacks_curves and not gains:
-            unknown = f" How training changed the reward is not known: {tables.CURVES} is missing."
-
-    objective = sweep.plan.settings.evaluated
-    value = tables.mean_of(complete[objective.name].astype(float).to_list())
-    known = f"At batch size {size} the {objective.title} is {value:.4f}."
-    return f"{known} Nothing is compared.{unknown}"
-
-
-def _without_results(sweep: Sweep, finals: pd.DataFrame) -> str:
-    """Describe a sweep without a complete final trial."""
-    states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
-    counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    if not counts:
-        is_tuning = (sweep.trials["stage"] == "tune").any()
-        counts = "the rates are not tuned yet" if is_tuning else "no trial is planned yet"
-    remedy = " Lower the learning rate." if [*states.index] == ["diverged"] else ""
-    return f"Nothing can be compared: {counts}.{remedy}"

@@ -5,8 +5,10 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, OptimizerGap, Ranking
+from sweep.analysis.tables import CURVES, SweepTables, final_trials, find_gains, mean_of
 from sweep.config.objective import Objective
 from sweep.decision.decision import OUTSIDE, UNDECIDED
 
@@ -148,6 +150,46 @@ def _describe_losses(answer: AnswerData) -> str:
     means = join(f"{row.mean:.4g} at batch size {row.batch_size}" for row in measured)
     cause = "the best rates are not known" if answer.pairs else "its error is not known"
     return f"The {answer.compared.title} was {means}; {cause}."
+
+
+def describe_without_answer(sweep: SweepTables) -> str:
+    """Describe a sweep that has fewer than two batch sizes with results."""
+    finals = final_trials(sweep.trials)
+    complete = finals[finals["outcome"] == "complete"]
+    if complete.empty:
+        return _without_results(sweep, finals)
+
+    size, label = complete[["batch_size", "label"]].iloc[0]
+    complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
+    unknown = ""
+    if sweep.plan.settings.workload.samples:
+        gains = find_gains(sweep)
+        if gains and gains[0]["difference"] is not None:
+            gain = gains[0]["difference"]
+            return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
+        if sweep.lacks_curves and not gains:
+            unknown = f" How training changed the reward is not known: {CURVES} is missing."
+
+    objective = sweep.plan.settings.evaluated
+    value = mean_of(complete[objective.name].astype(float).to_list())
+    known = f"At batch size {size} the {objective.title} is {value:.4f}."
+    return f"{known} Nothing is compared.{unknown}"
+
+
+def _without_results(sweep: SweepTables, finals: pd.DataFrame) -> str:
+    """Describe a sweep without a complete final trial."""
+    states = finals["cause"].fillna(finals["state"]).fillna("unknown").value_counts()
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    if not counts:
+        is_tuning = (sweep.trials["stage"] == "tune").any()
+        counts = "the rates are not tuned yet" if is_tuning else "no trial is planned yet"
+    remedy = " Lower the learning rate." if [*states.index] == ["diverged"] else ""
+    return nothing_compared(counts) + remedy
+
+
+def nothing_compared(reason: str) -> str:
+    """Write why there is no answer; the reason is a clause."""
+    return f"Nothing can be compared: {reason}."
 
 
 def join(items: Iterable[Any], word: str = "and") -> str:

@@ -15,7 +15,7 @@ from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.checks.table import read_execution
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
-from sweep.analysis.sentences import describe, join
+from sweep.analysis.sentences import describe, join, nothing_compared
 from sweep.config.numbers import MOST_BATCHES
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.errors import SweepError
@@ -64,22 +64,23 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
 
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     result = leading(judge_trials(trials.reindex(columns=list(columns)), compared))
-    made = result.answer if result else None
-    if made is None:
+    if result is None or result.answer is None:
         return None
+    answered = result.answer
 
     size = f"The tolerance of {compared.tolerance:g}"
     if not is_loss:
-        made = replace(made, scope=f"{made.scope} {size} is in the unit of {short_text(metric)}.")
+        scope = f"{answered.scope} {size} is in the unit of {short_text(metric)}."
+        answered = replace(answered, scope=scope)
     reason = ""
     if not is_loss and tolerance is None:
         reason = f"{size} is in the unit of {short_text(metric)}, and not known to suit it."
     elif unit not in ("", "nats") and tolerance is None and not table.is_own:
         reason = f"{size} is not known to suit the unit {unit}."
     if reason:
-        reasons = [*made.reasons, f"{reason} Choose it with --tolerance."]
-        made = replace(made, provisional=True, reasons=reasons)
-    return made
+        reasons = [*answered.reasons, f"{reason} Choose it with --tolerance."]
+        answered = replace(answered, provisional=True, reasons=reasons)
+    return answered
 
 
 def _trials_of(table: Table) -> pd.DataFrame:
@@ -164,9 +165,11 @@ def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) 
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return TableAnswer(sweep.answer(), sweep.sentences(), [])
         table = read_one_table(sweep.trials, metric)
-    made = _answer_table(table, direction, tolerance)
-    missing = (
-        "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
-        "stage final and state COMPLETE."
+    answered = _answer_table(table, direction, tolerance)
+    if answered is not None:
+        return TableAnswer(answered, describe(answered), table.notes)
+    missing = nothing_compared(
+        "no policy has results of two batch sizes, which are trials of stage final and state "
+        "COMPLETE"
     )
-    return TableAnswer(made, describe(made) if made else [missing], table.notes)
+    return TableAnswer(None, [missing], table.notes)

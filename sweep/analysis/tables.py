@@ -18,6 +18,7 @@ from scipy.special import stdtrit
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
+from sweep.decision.trials import outcome_of, parse_end
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.plan.policies import label_policy
@@ -188,8 +189,12 @@ def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
         found = find_json(folder.check_path)
         if found:
             checked = found
-    command = [checked.get("command")]
-    is_current = command == plan.settings.user_code and checked.get("code") == plan.code
+    workload = plan.settings.workload
+    is_current = (
+        workload.is_program
+        and checked.get("command") == workload.code[0]
+        and checked.get("code") == plan.code
+    )
     return checked if is_current else {}
 
 
@@ -440,8 +445,10 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
 
 
 def final_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the final trials with their policy's label, in the plan's order."""
-    return trials.assign(label=policy_labels)[trials["stage"] == "final"]
+    """Return the final trials with their policy's label and `outcome_of`, in the plan's order."""
+    finals = trials.assign(label=policy_labels)[trials["stage"] == "final"]
+    ends = zip(finals["state"], finals["cause"], strict=True)
+    return finals.assign(outcome=[outcome_of(*parse_end(*end)) for end in ends])
 
 
 def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:
@@ -451,10 +458,7 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     complete, or was pruned on the way to a target.
     """
     finals = final_trials(trials)
-    ends = {State.COMPLETE: "complete", State.FAILED: "failed", State.PRUNED: "pruned"}
-    outcome = finals["state"].map(ends).fillna("unfinished")
-    outcome = outcome.mask(finals["cause"] == "diverged", "diverged")
-    has_outcome = {name: outcome == name for name in COUNTS[1:]}
+    has_outcome = {name: finals["outcome"] == name for name in COUNTS[1:]}
     finals = finals.assign(planned=1, **has_outcome)
 
     # A diverged trial records the steps that it took; the others, those of the plan.
@@ -497,7 +501,7 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
         # The final evaluation has the same prompts and random numbers, and the same weights.
         trials["end"] = trials["end"].fillna(-trials["final_valid_loss"].astype(float))
-    complete = trials[trials["state"] == State.COMPLETE]
+    complete = trials[trials["outcome"] == "complete"]
 
     gains = []
     for _, rows in complete.dropna(subset=["start", "end"]).groupby(CELL_KEYS, sort=False):

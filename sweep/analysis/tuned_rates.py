@@ -60,53 +60,80 @@ def tuned_rates(rows: pd.DataFrame, is_own: bool = True) -> tuple[TunedRate, ...
 
     Of a table that is not ours, batch sizes with one rate are left out: theirs may not be tuned.
     """
+    finals = rows[rows["stage"] != "tune"]
+    rates = []
+    for batch_size, trials in _trials_of_rates(rows, is_own).groupby("batch_size"):
+        finals_of_size = finals[finals["batch_size"] == batch_size]
+        rates.append(_rate_of_size(trials, finals_of_size, is_own))
+    return tuple(rates)
+
+
+def _trials_of_rates(rows: pd.DataFrame, is_own: bool) -> pd.DataFrame:
+    """Return the trials that tried several rates: those of tuning, if the table tells them."""
     is_tuning = rows["stage"] == "tune"
-    has_stage = bool(is_tuning.any())
-    trials = rows[is_tuning] if has_stage else rows[~rows["is_out_of_memory"]]
+    trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]
     counts = trials.groupby("batch_size")["learning_rate"].nunique()
     if not counts.max() > 1:
-        return ()
-    if not is_own:
-        is_tried = ~trials["is_failed"] | trials["has_diverged"]
-        counts = trials[is_tried].groupby("batch_size")["learning_rate"].nunique()
-        trials = trials[trials["batch_size"].isin(counts.index[counts > 1])]
+        return trials.iloc[:0]
+    if is_own:
+        return trials
 
-    rates = []
-    for batch_size, group in trials.groupby("batch_size"):
-        finals = rows[~is_tuning & (rows["batch_size"] == batch_size)]
-        is_without_value = group["is_failed"] & ~group["has_diverged"]
-        is_without_value &= group["state"] != State.PRUNED
-        ended = group[~is_without_value]
-        most = group["token_budget"].max()
-        if has_stage:
-            is_told = tells_of_budget(ended["token_budget"], most, ended["has_diverged"])
-            ended = ended[is_told | ended["token_budget"].isna()]
+    is_tried = ~trials["is_failed"] | trials["has_diverged"]
+    counts = trials[is_tried].groupby("batch_size")["learning_rate"].nunique()
+    return trials[trials["batch_size"].isin(counts.index[counts > 1])]
 
-        winners = finals if len(finals) else ended[~ended["is_failed"]]
-        if has_stage and is_own and len(winners):
-            losses = winners["value"].fillna(math.inf).to_numpy()
-            best = winners.iloc[losses.argmin()]
-            for name in ("adam_beta2", "weight_decay"):
-                if group[name].nunique() > 1:  # tuned too
-                    ended = ended[ended[name] == best[name]]
 
-        value = ended["value"].mask(ended["has_diverged"], math.inf)
-        table = ended[["learning_rate", "state"]].assign(value=value, seed=0)
-        if has_stage:
-            table["seed"] = to_numbers(ended["seed"]).fillna(0).astype(int)
+def _rate_of_size(trials: pd.DataFrame, finals: pd.DataFrame, is_own: bool) -> TunedRate:
+    """Return the rates of one batch size, from the trials that tried them and the final ones."""
+    is_without_value = trials["is_failed"] & ~trials["has_diverged"]
+    is_without_value &= trials["state"] != State.PRUNED
+    ended = trials[~is_without_value]
+    budget = trials["token_budget"].max()
 
-        groups = table.groupby(["learning_rate", "seed"])["value"]
-        means = groups.agg(pd.Series.mean, skipna=False).reset_index()
-        tried: dict[float, dict[int, float]] = {}
-        for rate, seed, mean in means.itertuples(index=False):
-            tried.setdefault(float(rate), {})[int(seed)] = float(mean)
-        rates.append(
-            TunedRate(
-                batch_size=int(group["batch_size"].iloc[0]),
-                trials=table.sort_values(["learning_rate", "seed"], ignore_index=True),
-                points=rate_points(tried),
-                is_full=not (has_stage and finals["token_budget"].max() > most),
-                tried=len(group),
-            )
-        )
-    return tuple(rates)
+    is_early = False
+    seeds: pd.Series | int = 0
+    if (trials["stage"] == "tune").all():
+        ended = _trials_of_budget(ended, budget)
+        if is_own:
+            tuned = [name for name in ("adam_beta2", "weight_decay") if trials[name].nunique() > 1]
+            ended = _trials_like_best(ended, finals, tuned)
+        is_early = bool(finals["token_budget"].max() > budget)
+        seeds = to_numbers(ended["seed"]).fillna(0).astype(int)
+
+    value = ended["value"].mask(ended["has_diverged"], math.inf)
+    table = ended[["learning_rate", "state"]].assign(value=value, seed=seeds)
+    return TunedRate(
+        batch_size=int(trials["batch_size"].iloc[0]),
+        trials=table.sort_values(["learning_rate", "seed"], ignore_index=True),
+        points=rate_points(_values_by_rate(table)),
+        is_full=not is_early,
+        tried=len(trials),
+    )
+
+
+def _trials_of_budget(ended: pd.DataFrame, budget: float) -> pd.DataFrame:
+    """Keep the trials that tell how their rates do at a budget; an unknown one may be it."""
+    is_of_budget: pd.Series = tells_of_budget(ended["token_budget"], budget, ended["has_diverged"])
+    return ended[is_of_budget | ended["token_budget"].isna()]
+
+
+def _trials_like_best(ended: pd.DataFrame, finals: pd.DataFrame, tuned: list[str]) -> pd.DataFrame:
+    """Keep the trials with the values that the best trial has in other tuned columns."""
+    winners = finals if len(finals) else ended[~ended["is_failed"]]
+    if winners.empty:
+        return ended
+    values = winners["value"].fillna(math.inf).to_numpy()
+    best = winners.iloc[values.argmin()]
+    for name in tuned:
+        ended = ended[ended[name] == best[name]]
+    return ended
+
+
+def _values_by_rate(table: pd.DataFrame) -> dict[float, dict[int, float]]:
+    """Return the mean value of each rate and seed."""
+    groups = table.groupby(["learning_rate", "seed"])["value"]
+    means = groups.agg(pd.Series.mean, skipna=False).reset_index()
+    values: dict[float, dict[int, float]] = {}
+    for rate, seed, mean in means.itertuples(index=False):
+        values.setdefault(float(rate), {})[int(seed)] = float(mean)
+    return values

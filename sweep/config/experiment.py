@@ -92,13 +92,18 @@ class TrainingSettings(Settings, use_attribute_docstrings=True):
         return self.workload.sequence_tokens(self.model)
 
     @property
+    def counts_examples(self) -> bool:
+        """Whether a sequence is an example without tokens."""
+        return self.tokens_per_sequence == 1
+
+    @property
     def token_unit(self) -> str:
         """The name of the data that are counted: tokens or examples."""
-        return "examples" if self.tokens_per_sequence == 1 else "tokens"
+        return "examples" if self.counts_examples else "tokens"
 
     @property
     def sequence_unit(self) -> str:
-        return "examples" if self.tokens_per_sequence == 1 else "sequences"
+        return "examples" if self.counts_examples else "sequences"
 
     @property
     def optimizer_names(self) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.workloads import (
     KINDS,
-    SETTINGS_OF_COMMANDS,
     SETTINGS_OF_KIND,
+    Command,
     UserWorkload,
     workload_table,
 )
@@ -171,7 +171,7 @@ def _check_command(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
         raise SweepError("workload 'command' needs a command. Use --command instead.")
     refuse_secrets(str(table["command"]))
 
-    others = sorted(fields.keys() - SETTINGS_OF_COMMANDS)
+    others = sorted(fields.keys() - Command.used_settings)
     if "workload" in flags and workload_table(flags["workload"], "command")["kind"] != "command":
         others.insert(0, "workload")
     if not others:

@@ -15,23 +15,6 @@ from sweep.errors import SweepError, did_you_mean
 from sweep.usercode.commands import placeholders_of, refuse_unusable_command
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-# Settings of a command's experiment; the others belong to trainings of this package. The optimizer
-# and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
-SETTINGS_OF_COMMANDS = {
-    "name",
-    "question",
-    "workload",
-    "code_folder",
-    "context",
-    "budget",
-    "batches",
-    "lr",
-    "seeds",
-    "tuning",
-    "answer",
-    "optimizer",
-    "schedule",
-}
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LESS_MEMORY = (
     "Choose another --out and try --activation-checkpointing, --loss-chunk-rows 512 or --precision "
@@ -69,6 +52,9 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Fields that only tell how trials are compared, and are not part of a trial's id."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
     """Remedy for a trial that runs out of memory at the smallest microbatch."""
+
+    used_settings: ClassVar[frozenset[str] | None] = None
+    """The keys of an experiment that apply to it; None: all."""
 
     @classmethod
     def settable_keys(cls) -> set[str]:
@@ -296,6 +282,13 @@ class Command(MetricWorkload):
     has_known_model: ClassVar[bool] = False
     memory_remedy: ClassVar[str] = (
         "Let the command use {microbatch_size} or {accumulation}, or less memory."
+    )
+    # The optimizer and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
+    used_settings: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("name", "question", "workload", "code_folder", "context", "budget", "batches"),
+            *("lr", "seeds", "tuning", "answer", "optimizer", "schedule"),
+        )
     )
 
     @property

@@ -35,8 +35,8 @@ def next_trials(
 ) -> list[PlannedTrial]:
     """Return the trials that `--seeds auto` adds; none once the answer is as clear as it can get.
 
-    None either while a final trial is open, because the same command runs it first, or if so
-    many seeds gave one result that the training seems to ignore its seed.
+    None either while a final trial is open, because the same command runs it first, if one has no
+    result, or if so many seeds gave one result that the training seems to ignore its seed.
 
     Args:
         plan: the plan of the sweep, with all its trials.

@@ -16,7 +16,7 @@ from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.course import common_budget, tokens_per_trial
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Inputs, Plan, PlannedTrial, build_plan, requested_ids
-from sweep.plan.policies import LEAST_SEEDS, Tuned, is_tuned
+from sweep.plan.policies import LEAST_SEEDS, Tuned
 
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
 SERVICES = {setting.name for setting in settings_of(Services)}
@@ -165,6 +165,12 @@ def common_tokens(plan: Plan, batches: Collection[int]) -> dict[str, Any]:
     return changes
 
 
+def tuned_lr(plan: Plan) -> str:
+    """Return the `--lr` that tunes rates: the tuned policy of the sweep, `tuned` without one."""
+    policy = plan.tuned_policy
+    return Tuned().name if policy is None else policy
+
+
 def propose_tuning(
     plan: Plan, batches: Collection[int], other_out: str, **changes: Any
 ) -> Proposal:
@@ -173,7 +179,7 @@ def propose_tuning(
     If their tokens differ, which allows no claim, it is a new sweep in `other_out`.
     """
     sizes = sorted(batches)
-    changes = {"batches": sizes, "lr": Tuned().name, "seeds": "auto", **changes}
+    changes = {"batches": sizes, "lr": tuned_lr(plan), "seeds": "auto", **changes}
     if plan.settings.target is not None:
         return propose(plan, changes)  # a target is compared by tokens, which may differ
 
@@ -200,7 +206,7 @@ def propose_answer(plan: Plan) -> Proposal | None:
     if len(batches) < 2:
         return None
 
-    tuned = [row for row in finals if is_tuned(row.policy)]
+    tuned = [row for row in finals if row.policy == tuned_lr(plan)]
     has_seeds = {row.arm for row in tuned if row.seed == LEAST_SEEDS - 1} == arms
     tokens = {row.tokens for row in tuned}
     is_comparable = plan.settings.target is not None or len(tokens) == 1

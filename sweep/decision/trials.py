@@ -37,13 +37,22 @@ def parse_end(state: Any, cause: Any) -> tuple[State, Cause | None]:
     return parsed_state, parsed_cause
 
 
+def outcome_of(state: State, cause: Cause | None) -> str:
+    """Return how a trial ended: complete, diverged, failed, pruned or unfinished."""
+    if cause is Cause.DIVERGED:
+        return "diverged"
+    ends = {State.COMPLETE: "complete", State.FAILED: "failed", State.PRUNED: "pruned"}
+    return ends.get(state, "unfinished")
+
+
 def compared_value(
     state: State, cause: Cause | None, metric: float | None, objective: Objective
 ) -> float | None:
     """Return the value that batch sizes are compared by; less is better.
 
     It is the logarithm of a ratio. It is infinite if the trial diverged, missed the target or has
-    no finite metric, NaN if tuning pruned it, and None if the trial has not ended, or failed.
+    a metric that is not finite, NaN if tuning pruned it, and None if the trial has not ended,
+    failed, or has no metric.
     """
     if cause is Cause.DIVERGED:
         return math.inf
@@ -51,11 +60,13 @@ def compared_value(
         return math.inf if objective.is_ratio else math.nan
     if state is not State.COMPLETE:
         return None
-    if metric is None or not math.isfinite(metric):
-        return math.inf
     if objective.is_ratio:
-        return math.log(metric) if metric > 0 else math.inf
-    return objective.sign * metric
+        if metric is None or not 0 < metric < math.inf:
+            return math.inf
+        return math.log(metric)
+    if metric is None:
+        return None
+    return objective.sign * metric if math.isfinite(metric) else math.inf
 
 
 def tuning_records(records: Sequence[TrialRecord], final: PlannedTrial) -> list[TrialRecord]:

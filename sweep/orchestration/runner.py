@@ -20,6 +20,7 @@ from sweep.orchestration.looks import trials_after_look
 from sweep.orchestration.planning import Planned, refuse_unwritable, save_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.policies import parse_policy
 from sweep.plan.retry import is_to_run
 from sweep.signals import handle_unless_ignored
 from sweep.tracking.mirror import Mirror
@@ -161,7 +162,8 @@ def _rounds(
     if planned.plan.awaits_rates:
         from sweep.orchestration.tuning import Tuning
 
-        tuning = Tuning(planned.plan, schedule, storage)
+        policy = parse_policy(planned.experiment.lr)
+        tuning = Tuning(planned.plan, policy, schedule, storage)
         while pauses := tuning.next_round():
             yield pauses
     if not planned.adds_seeds:

@@ -67,9 +67,10 @@ def _forecast_ends(rows: list[dict[str, Any]], plan: Plan) -> None:
 def _awaits_finals(folder: SweepFolder, plan: Plan) -> bool:
     """Return True if an arm was tuned and has no final trials yet."""
     tuned = [row for row in plan.known_trials if is_tuned(row.policy)]
-    reported = {row.arm for row in tuned if row.stage == "final"}
-    unreported = (folder.trial(str(row.id)) for row in tuned if row.arm not in reported)
-    return any(is_complete(trial, plan.settings.target) for trial in unreported)
+    with_finals = {(row.policy, row.arm) for row in tuned if row.stage == "final"}
+    without_finals = [row for row in tuned if (row.policy, row.arm) not in with_finals]
+    trials = (folder.trial(str(row.id)) for row in without_finals)
+    return any(is_complete(trial, plan.settings.target) for trial in trials)
 
 
 def _trial_status(

@@ -28,6 +28,7 @@ from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
+from sweep.plan.policies import Policy
 from sweep.plan.rate_search import (
     CONFIRMATION,
     EXTENSIONS,
@@ -149,7 +150,10 @@ class Study:
 class Tuning:
     """Decides the rounds of a tuned sweep."""
 
-    def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None) -> None:
+    def __init__(
+        self, plan: Plan, policy: Policy, schedule: Scheduler, storage: str | None
+    ) -> None:
+        self.policy = policy
         self.schedule = schedule
         self.folder = schedule.folder
         self.settings = plan.settings.tuning
@@ -170,8 +174,7 @@ class Tuning:
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the final trials."""
-        plan = self.schedule.plan
-        tuned = {row.arm for row in plan.known_trials if row.stage == "tune"}
+        tuned = {row.arm for row in self._rows()}
         decided = [self._study(arm) for arm in tuned - set(self.open_finals)]
         trial_count = max((len(study.trials) for study in decided), default=0)
         searches = self._unbroken(self._study(arm) for arm in self.open_finals)
@@ -217,21 +220,22 @@ class Tuning:
 
     def _study(self, arm: Arm, winner: PlannedTrial | None = None) -> Study:
         """Return the study of an arm: its search, or the confirmation of its winner."""
-        rows = [
-            row
-            for row in self.schedule.plan.known_trials
-            if row.stage == "tune" and row.arm == arm and row.seed == TUNING_SEED
-        ]
+        rows = [row for row in self._rows() if row.arm == arm and row.seed == TUNING_SEED]
         if winner is None:
             return self._search(arm, rows)
         return self._confirmation(arm, rows, winner)
+
+    def _rows(self) -> list[PlannedTrial]:
+        """Return the tuning trials of the policy."""
+        rows = self.schedule.plan.known_trials
+        return [row for row in rows if row.stage == "tune" and row.policy == self.policy.name]
 
     def _search(self, arm: Arm, rows: list[PlannedTrial]) -> Study:
         plan = self.schedule.plan
         least_tokens = min(row.tokens for row in rows)
         rows = [row for row in rows if row.tokens == least_tokens]
         template = rows[0]
-        centre = plan.tuning_centre(arm)
+        centre = plan.tuning_centre(self.policy, arm)
 
         # With a target the schedule ends late trials; a command cannot pause.
         rungs: tuple[int, ...] = ()
@@ -284,8 +288,8 @@ class Tuning:
         has_ended = not is_to_run(status) and status.cause is not Cause.DIVERGED
         if self.target is not None and has_ended:
             minimized = self._tokens_to_target(folder, points)
-        elif value is not None and math.isnan(value):
-            minimized = math.inf
+        elif has_ended and (value is None or math.isnan(value)):
+            minimized = math.inf  # it has no result, and the search goes on without it
         return TuningTrial(
             rate=row.learning_rate or 0.0,
             loss=minimized,
@@ -433,7 +437,8 @@ class Tuning:
                 self.folder.trial(trial.id).remove_checkpoints()
 
         best = best_of(study.trials)
-        if not is_complete(self.folder.trial(best.id), self.target):
+        has_result = best.loss is not None and math.isfinite(best.loss)
+        if not has_result or not is_complete(self.folder.trial(best.id), self.target):
             return None
         if study.extra:
             return best.row

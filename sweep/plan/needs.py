@@ -101,7 +101,7 @@ def _unmet_needs_of_noise(experiment: Experiment) -> list[UnmetNeed]:
                 remedy="Add --noise",
             )
             needs.append(need)
-    if experiment.workload.samples:
+    if not experiment.workload.can_measure_noise:
         need = UnmetNeed(
             key="noise_scale.measure",
             needs="a workload that does not sample",

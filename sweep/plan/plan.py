@@ -14,7 +14,7 @@ from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
 from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.learning_rate import warmup_steps
-from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy
+from sweep.plan.policies import LEAST_SEEDS, Policy, is_tuned, parse_policy
 from sweep.plan.rate_search import GRID
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
@@ -166,12 +166,18 @@ class Plan(Inputs):
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
-    def tuning_centre(self, arm: Arm) -> float:
-        """Return the rate around which an arm is tuned."""
+    def tuning_centre(self, policy: Policy, arm: Arm) -> float:
+        """Return the rate around which a policy tunes an arm."""
         tuning = self.settings.tuning
         optimizer = arm.optimizer or self.settings.optimizer.name
         chosen = tuning.centres.get(optimizer, tuning.centre)
-        return Tuned().rate_at(arm.batch_size, optimizer) if chosen is None else chosen
+        return policy.rate_at(arm.batch_size, optimizer) if chosen is None else chosen
+
+    @property
+    def tuned_policy(self) -> str | None:
+        """The name of the policy of the latest trials with tuned rates; None without any."""
+        names = [row.policy for row in self.trials if is_tuned(row.policy)]
+        return names[-1] if names else None
 
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
@@ -248,8 +254,7 @@ def build_plan(
         has_looks=experiment.seeds == "auto",
     )
 
-    finals = [row for row in old_rows if row.stage == "final"]
-    winners = {row.arm: row for row in finals if is_tuned(row.policy)}
+    winners = {row.arm: row for row in finals_of(policy, old_rows, experiment.arms)}
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
         budget = experiment.tuning.budget or experiment.budget
@@ -259,7 +264,7 @@ def build_plan(
                 continue
             row = _plan_arm(plan, policy, arm, tuning_tokens)
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            centre = plan.tuning_centre(row.arm)
+            centre = plan.tuning_centre(policy, row.arm)
             rows += [plan.with_rate(row, centre * factor) for factor in GRID]
 
     for arm in experiment.arms:
@@ -297,13 +302,14 @@ def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, .
         experiment: the experiment of the command.
     """
     ids = {row.id for row in new.known_trials}
+    policy = parse_policy(experiment.lr).name
     tuning = {row.arm for row in new.trials if row.id is None}
     if experiment.seeds == "auto":
         tuning |= {*experiment.arms}
     return tuple(
         str(row.id)
         for row in plan.known_trials  # with all rates that tuning has tried so far
-        if row.id in ids or (row.stage == "tune" and row.arm in tuning)
+        if row.id in ids or (row.stage == "tune" and row.arm in tuning and row.policy == policy)
     )
 
 

@@ -37,7 +37,10 @@ class Policy(ABC):
 
     @property
     def name(self) -> str:
-        """The name that plans and tables record; it begins with the kind."""
+        """The name that plans and tables record; it begins with the kind.
+
+        `--lr` must read that of a tuned policy, because reports propose commands with it.
+        """
         return self.kind
 
     @classmethod

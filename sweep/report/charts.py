@@ -192,7 +192,7 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     trials = _final_trials(sweep.trials)
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
 
-    complete = trials[trials["state"] == State.COMPLETE]
+    complete = trials[trials["outcome"] == "complete"]
     compared = complete
     with_policy = ""
     if sweep.leading:
@@ -221,7 +221,7 @@ def _plot_sizes(
     is_objective = metric == sweep.plan.settings.evaluated.name
     sizes = sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
-    complete = trials[trials["state"] == State.COMPLETE]
+    complete = trials[trials["outcome"] == "complete"]
 
     groups = complete.groupby([POLICY, SIZE], sort=False)[name]
     middle = groups.agg(["mean" if is_objective else "median", "size"])
@@ -253,7 +253,7 @@ def _plot_sizes(
 
     columns = [SIZE, POLICY, "seed"]
     seeds = complete[[*columns, name]]
-    diverged = trials.loc[trials["cause"] == "diverged", [*columns, "cause"]]
+    diverged = trials.loc[trials["outcome"] == "diverged", [*columns, "cause"]]
     edge = _worst_edge(sweep)
     layers = [
         vega.layer("line", middle, x, y, strokeDash=dash),
@@ -280,7 +280,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     metrics[objective.curve] = objective.title.removeprefix("final ")
 
     trials = _final_trials(sweep.trials)
-    trial = trials["id"].where(trials["state"] != State.COMPLETE, "")
+    trial = trials["id"].where(trials["outcome"] != "complete", "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=trial)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     panels = []
@@ -330,7 +330,7 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
         "detail": {"field": "trial"},
     }
     edge = _worst_edge(sweep) if is_objective else TOP
-    diverged = trials.loc[trials["cause"] == "diverged", [SIZE, "seed", "tokens"]]
+    diverged = trials.loc[trials["outcome"] == "diverged", [SIZE, "seed", "tokens"]]
     diverged = diverged.rename(columns={"tokens": unit})
     layers = [
         vega.layer("line", rows, x, y, **by_trial, tooltip=True),
@@ -387,7 +387,8 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     is_lost = trials["value"] == np.inf
     is_far = (trials["value"] > limit) & ~is_lost
     is_near = trials["value"] <= limit
-    trials[name] = values(trials["value"].where(is_near))
+    measured = values(trials["value"])
+    trials[name] = np.where(is_near, measured, np.nan)
 
     fits = []
     optima = []
@@ -411,10 +412,10 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     y = vega.channel(name, on_axis, f"{name}, tuning seeds", form, "narrow")
     color = vega.size_color(sweep.batch_sizes)
     columns = [SIZE, RATE, "seed", "state"]
-    at_edge = [*columns, "value"]
-    far = trials.loc[is_far, at_edge]
-    lost = trials.loc[is_lost & ~is_pruned, at_edge]
-    pruned = trials.loc[is_pruned, at_edge]
+    at_edge = trials[columns].assign(**{name: measured})
+    far = at_edge[is_far]
+    lost = at_edge[is_lost & ~is_pruned]
+    pruned = at_edge[is_pruned]
     curves: pd.DataFrame | list[object] = pd.concat(fits) if fits else []
     layers = [
         vega.layer("line", curves, x, y, color=color, strokeWidth=1),

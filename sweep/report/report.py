@@ -22,7 +22,6 @@ from sweep.analysis.answer import Answer, typical_time
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at
-from sweep.analysis.judge import scope_of
 from sweep.analysis.noise_scale import LEAST_RECORDS, noise_scales
 from sweep.analysis.rate_rules import RULES, describe_costs, rate_exponent, rule_costs
 from sweep.analysis.results import Sweep, load_sweep
@@ -89,7 +88,7 @@ def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
     curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
     scope = ""
     if sweep.leading:
-        scope = scope_of(sweep.trials, sweep.leading.label, sweep.plan)
+        scope = sweep.leading.scope
     return render(
         "report.md.j2",
         version=__version__,
@@ -135,7 +134,7 @@ def _noise_command(plan: Plan) -> str | None:
     None if the sweep measures it, if its workload cannot, or if no command line has its settings.
     """
     settings = plan.settings
-    if settings.noise_scale.measure or settings.workload.is_program or settings.workload.samples:
+    if settings.noise_scale.measure or not settings.workload.can_measure_noise:
         return None
     try:
         return command_with(plan, noise=True, out=f"{recorded_out(plan)}-noise")

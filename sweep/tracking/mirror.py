@@ -240,10 +240,18 @@ class Mirror(threading.Thread):
             run_status = END_STATUS.get(overall_state(ends), "KILLED")
             tags |= self._log_answer(run.info.run_id)
 
-        is_program = self.plan.settings.workload.is_program
-        unused = {"optimizer", "schedule", "evaluation", "noise_scale"} if is_program else None
-        settings = self.plan.settings.model_dump(mode="json", exclude=unused)
-        self._update("", settings, tags, run_status, None)
+        self._update("", self._settings(), tags, run_status, None)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings of the sweep that apply to its workload."""
+        settings = self.plan.settings
+        used = settings.workload.used_settings
+        if used is None:
+            return settings.model_dump(mode="json")
+        # Trials have the values of the optimizer and the schedule that they receive. The model has
+        # the context.
+        logged = {*used, "model"} - {"optimizer", "schedule"}
+        return settings.model_dump(mode="json", include=logged)
 
     def _log_answer(self, run_id: str) -> dict[str, str]:
         """Log the table of trials and each batch size's result; return tags with the answer."""

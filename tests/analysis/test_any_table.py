@@ -727,6 +727,23 @@ def body_of(rows):
     return [[row[name] for name in VALUES] for row in rows]
 
 
+@pytest.mark.parametrize(
+    ("stages", "is_read", "left_out"),
+    [
+        (("initial", "initial", "final", "final"), False, 0),
+        (("", "", "", "final"), True, 0),
+        (("", "", "", ""), True, 0),
+        (("tune", "train", "final", "final"), True, 1),
+        (("report", "train", "tune", "final"), True, 1),
+    ],
+)
+def test_a_column_stage_is_read_if_its_words_are_ours(stages, is_read, left_out):
+    body = [[str(b), stage, "1.5"] for b, stage in zip(SIZES, stages, strict=True)]
+    table = read(["batch_size", "stage", "loss"], body)
+    assert ("stage" in table.titles) == is_read and ("stage" in table.ambiguous) != is_read
+    assert len(table.left_out) == left_out and len(table.rows) == len(SIZES) - left_out
+
+
 @settings(deadline=None, max_examples=60)
 @given(BODIES, st.sets(st.sampled_from(sorted(VALUES)), min_size=1))
 def test_every_row_has_a_result_or_failed_or_is_left_out_with_a_reason(rows, names):

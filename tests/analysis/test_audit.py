@@ -368,6 +368,15 @@ def test_wrong_steps_that_no_log_would_have_are_a_mismatch(rows):
     assert "steps_are_log_rows" not in codes
 
 
+def test_equal_rows_of_logs_are_no_equal_steps():
+    rows = [
+        {"batch_size": b, "steps": steps, "context_length": 128, "token_budget": 40_960_000}
+        | {"loss": loss}
+        for b, steps, loss in ((8, 55, 1.5), (16, 53, 1.4), (32, 52, 1.6))
+    ]
+    assert set(faults(rows)) == {"steps_are_log_rows"}
+
+
 def test_steps_that_are_log_rows_make_a_recommendation_provisional():
     failed, _ = find(clean_rows(steps=lambda b: BUDGET // (b * 25_600) + 11))
     assert failed["steps_are_log_rows"].blocks_claims

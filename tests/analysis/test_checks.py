@@ -22,6 +22,7 @@ from sweep.analysis.judge import judge_trials
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe
 from sweep.analysis.tables import write_trials_csv
+from sweep.config.objective import Objective
 from sweep.errors import SweepError
 from sweep.plan.rate_search import GRID
 from tests.analysis.fake_sweeps import write_fake_sweep
@@ -203,6 +204,15 @@ def test_a_rate_that_diverged_bounds_its_grid(checked):
     assert blocking(checked(LOSSES, **fails_at_high_rates("diverged"))) == set()
 
 
+def test_a_batch_size_whose_tuning_trials_all_diverged_fails_the_check_of_its_grid(checked):
+    def outcome(row):
+        return "diverged" if row.stage == "tune" and row.batch_size == 64 else "COMPLETE"
+
+    check = find(checked(LOSSES, outcome=outcome), "learning_rate_at_edge")
+    assert (check.status, check.batch_sizes) == (FAIL, (64,))
+    assert "none of 5 trials completed" in check.evidence
+
+
 def test_a_diverged_report_is_counted_and_stops_the_claim(checked):
     def outcome(row):
         is_it = (row.stage, row.batch_size, row.seed) == ("final", 64, 1)
@@ -249,6 +259,13 @@ def test_many_epochs_and_a_strange_start_are_found(checked):
     assert "many_epochs" not in blocking(result)  # it limits the scope: small data are used often
     assert "7.25" in find(result, "many_epochs").evidence
     assert "6.238" in find(result, "initial_loss").evidence
+
+
+def test_a_check_that_needs_values_names_the_column_of_the_objective(tmp_path):
+    write_fake_sweep(tmp_path / "s", batches="4,8", outcome=lambda row: "WAITING")
+    trials = load_sweep(tmp_path / "s").trials.assign(final_valid_accuracy=math.nan)
+    (result,) = judge_trials(trials, Objective("final_valid_accuracy", "maximize"))
+    assert find(result, "batch_size_at_edge").missing_columns == ("final_valid_accuracy",)
 
 
 def test_a_workload_without_vocabulary_has_no_expected_start(checked):

@@ -16,6 +16,7 @@ from sweep.analysis.critical_batch_size import fit_curve, fit_steps, steps_to_ta
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import write_trials_csv
 from sweep.errors import SweepError
+from sweep.plan.policies import Tuned
 from sweep.plan.target import crossing_tokens
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
@@ -223,7 +224,7 @@ def to_target(tmp_path):
         for row in plan.trials:
             taken = (taken_at or {}).get(row.batch_size, hyperbola(600, 60_000, row.batch_size))
             if row.stage == "tune":
-                off = math.log2(row.learning_rate / plan.tuning_centre(row.arm))
+                off = math.log2(row.learning_rate / plan.tuning_centre(Tuned(), row.arm))
                 taken *= 1 + 0.5 * off**2
             else:
                 taken *= math.exp(0.01 * rng.normal())

@@ -209,6 +209,10 @@ def test_a_tuned_sweep_over_a_command_is_answered_reported_and_mirrored(call, sc
     names = {*runs[0].data.metrics, *runs[0].data.params}
     assert {"train/loss", "valid/loss", "final/valid_loss", "examples"} <= names
     assert not {"beta2", "weight_decay", "warmup_steps"} & names
+    parents = client.search_runs([experiment.experiment_id], "tags.`sweep.role` = 'sweep'")
+    params = {*parents[0].data.params}
+    assert {"workload", "budget", "batches", "lr", "tuning", "model"} <= params
+    assert not {"optimizer", "schedule", "evaluation", "precision", "text_column"} & params
 
 
 def test_memory_that_runs_out_lowers_the_microbatch_of_this_and_of_later_trials(

@@ -34,8 +34,10 @@ VALUES = [
     ((State.COMPLETE, None, 0.9, Objective("final_valid_accuracy", "maximize")), -0.9),
     ((State.COMPLETE, None, 100.0, TOKENS_TO_TARGET), math.log(100)),
     ((State.COMPLETE, None, None, TOKENS_TO_TARGET), math.inf),
-    ((State.COMPLETE, None, None, LOSS), math.inf),
+    ((State.COMPLETE, None, None, LOSS), None),
     ((State.COMPLETE, None, math.nan, LOSS), math.inf),
+    ((State.COMPLETE, None, -math.inf, LOSS), math.inf),
+    ((State.COMPLETE, None, math.nan, TOKENS_TO_TARGET), math.inf),
     ((State.FAILED, Cause.DIVERGED, None, LOSS), math.inf),
     ((State.PRUNED, None, 2.0, TOKENS_TO_TARGET), math.inf),
     ((State.FAILED, Cause.LOST, None, LOSS), None),
@@ -65,6 +67,7 @@ def test_nothing_follows_while_a_report_is_open_or_unknown():
     records = [ended(row, 1.0 + 0.01 * row.seed * row.batch_size) for row in plan.trials]
     waiting = TrialRecord(records[0].row, State.WAITING, None, None)
     assert next_trials(plan, experiment, [waiting, *records[1:]]) == []
+    assert next_trials(plan, experiment, [ended(records[0].row, None), *records[1:]]) == []
     assert next_trials(plan, experiment, records[1:]) == []
 
 

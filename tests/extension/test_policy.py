@@ -7,7 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from sweep.analysis.results import load_sweep
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import read_request
+from sweep.plan.rate_search import GRID
 from sweep.trial.folder import SweepFolder
+from sweep.usercode.extensions import load_extensions
+from tests.analysis.made_up_sweeps import write_clear_sweep
 from tests.extension.packages import ROOT, Installation, Package
 
 PACKAGE = Package.of_page("tuning.md")
@@ -20,6 +26,17 @@ class Linear(CubeRoot):
 
 class Same(CubeRoot):
     kind = "same"
+"""
+
+SEARCH = """
+from sweep.plan.policies import Tuned
+
+class Near(Tuned):
+    kind = "near"
+    forms = ("near",)
+
+    def rate_at(self, batch_size, optimizer="adamw"):
+        return 0.02
 """
 
 
@@ -98,3 +115,36 @@ def test_a_package_with_a_mistake_is_refused_in_one_sentence(installation, polic
     modules = {**PACKAGE.modules, "other.py": OTHER}
     Package(modules, {"sweep.policies": policies}).install(installation.packages)
     assert re.search(says, installation.refusal("run", *QUICK, "--lr", "1e-3", "--out", "out"))
+
+
+@pytest.fixture
+def search(installation, monkeypatch):
+    """The package of a tuned policy, installed for this process."""
+    package = Package({"my_search.py": SEARCH}, {"sweep.policies": {"near": "my_search:Near"}})
+    package.install(installation.packages)
+    monkeypatch.syspath_prepend(str(installation.packages))
+    load_extensions.cache_clear()
+    yield
+    load_extensions.cache_clear()
+
+
+def tried_rates(lr: str, folder: Path) -> list[float]:
+    """Return the rates that `sweep plan` shows of the search of a policy at batch size 4."""
+    settings = {"batches": "4,16", "budget": 6400, "precision": "fp32", "device": "cpu"}
+    planned = make_plan(read_request("quadratic", {**settings, "lr": lr}, folder))
+    tuning = [row for row in planned.command_rows().trials if row.stage == "tune"]
+    return [row.learning_rate for row in tuning if (row.policy, row.batch_size) == (lr, 4)]
+
+
+def test_a_tuned_one_searches_around_its_centre_and_is_proposed_again(search, tmp_path):
+    around_centre = [0.02 * factor for factor in GRID]
+    assert tried_rates("near", tmp_path / "new") == around_centre
+
+    folder = tmp_path / "s"
+    write_clear_sweep(folder, {4: 1.0, 16: 1.1}, lr="near", seeds=2)
+    answer = load_sweep(folder).answer()
+    assert answer.policy == "near" and "--lr near" in answer.settle
+
+    # No winner of one policy is taken over by another one.
+    rates = tried_rates("tuned", folder)
+    assert len(rates) == len(GRID) and not set(rates) & set(around_centre)

@@ -26,7 +26,7 @@ from sweep.orchestration.tuning import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.rate_search import EXTENSIONS
 from sweep.report.report import write_report
-from sweep.trial.files import read_metrics
+from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause, State, TrialStatus
 from tests.fakes.executors import InlineExecutor
@@ -264,6 +264,24 @@ def test_if_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune, fa
     assert len(rows_of(summary, "tune")) == 5 + EXTENSIONS
     text = write_report(summary.folder.path).read_text()
     assert "16 (no rate decided yet)" in text and "9 of 9 tuning trials diverged" in text
+
+
+class Unmeasured(InlineExecutor):
+    """Leaves the objective out of every result, as no evaluation of this package does."""
+
+    def submit(self, folder, environment):
+        future = super().submit(folder, environment)
+        result = read_json(folder.result_path)
+        lacking = {"final_valid_loss": None, "final_valid_other": 1.0}
+        write_json(folder.result_path, result | lacking)
+        return future
+
+
+def test_if_no_trial_has_the_objective_nothing_is_reported_and_the_search_ends(tmp_path):
+    settings = {**SMALL, "batches": "16", "tuning": {"prune": False}}
+    summary = run_in(tmp_path / "sweep", Unmeasured(), **settings)
+    assert not rows_of(summary, "final")
+    assert {status.state for status in summary.states.values()} == {State.COMPLETE}
 
 
 @pytest.fixture

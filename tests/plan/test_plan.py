@@ -13,6 +13,7 @@ from sweep.decision.proposal import answering_command, propose_answer
 from sweep.errors import SweepError
 from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.growth import grow_plan
+from sweep.plan.policies import Tuned
 from sweep.trial.files import sha256_of
 from sweep.version import FORMAT_VERSION
 from tests.plans import build_plan
@@ -267,8 +268,8 @@ def test_an_optimizer_has_its_own_centre_of_rates_and_time_scale_of_weight_decay
         assert products[0] == pytest.approx(products[1])
     chosen = {"centre": 0.5, "centres": {"sgd": 2.0}}
     plan = make(optimizers="adamw,sgd", lr="tuned", tuning=chosen)
-    assert plan.tuning_centre(Arm("adamw", 4)) == 0.5
-    assert plan.tuning_centre(Arm("sgd", 4)) == 2.0
+    assert plan.tuning_centre(Tuned(), Arm("adamw", 4)) == 0.5
+    assert plan.tuning_centre(Tuned(), Arm("sgd", 4)) == 2.0
 
 
 def test_more_batch_sizes_and_seeds_of_several_optimizers_keep_the_old_trials():

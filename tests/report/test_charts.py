@@ -15,6 +15,7 @@ from sweep.config.arms import batch_colors
 from sweep.report import charts
 from sweep.report.vega import SIZE, TOP, channel, layer
 from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.analysis.made_up_sweeps import MAXIMIZED, write_clear_results, write_clear_sweep
 
 
 def layers(chart, mark, panel=0, **properties):
@@ -151,8 +152,22 @@ def test_a_rate_whose_loss_is_far_off_does_not_squeeze_the_others(tuned):
     sweep.trials.loc[highest, "final_valid_loss"] = 900.0
     chart = charts.plot_rates(sweep)
     (far,) = layers(chart, "point", shape="triangle-up")
-    assert [row["value"] for row in far["data"]["values"]] == [900.0]
+    assert [row["final validation loss"] for row in far["data"]["values"]] == [900.0]
     assert chart.panels[0]["layer"][0]["encoding"]["y"]["scale"]["domain"][1] < 20
+
+
+def test_a_tooltip_at_the_edge_shows_the_objective_as_the_axis_does(tmp_path):
+    levels = {4: 1.0, 16: 1.1}
+    plan = write_clear_sweep(tmp_path / "s", levels)
+    settings = plan.settings.model_copy(update={"workload": MAXIMIZED})
+    write_clear_results(tmp_path / "s", plan.model_copy(update={"settings": settings}), levels)
+    sweep = load_sweep(tmp_path / "s")
+    is_tuning = sweep.trials["stage"] == "tune"
+    worst = sweep.trials.loc[is_tuning, "learning_rate"].idxmax()
+    sweep.trials.loc[worst, "final_valid_accuracy"] = -50.0
+    (far,) = layers(charts.plot_rates(sweep), "point", shape="triangle-up")
+    (row,) = far["data"]["values"]
+    assert row["final validation accuracy"] == -50.0 and "value" not in row
 
 
 def test_the_answer_shows_every_interval_and_the_tolerance(tuned):

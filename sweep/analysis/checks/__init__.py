@@ -6,7 +6,6 @@ package adds one to tables of trials by the same decorator, and names the module
 entry points `sweep.checks`.
 """
 
-from sweep.analysis.checks import commands, curves, trials
 from sweep.analysis.checks.curves import MISSING_CURVES
 from sweep.analysis.checks.evaluate import (
     about_examples,
@@ -30,6 +29,7 @@ from sweep.analysis.checks.registry import (
     check,
 )
 from sweep.analysis.checks.table import TrialTable
+from sweep.analysis.checks.trials import learning_rate_at_edge, single_seed
 
 # The codes of the checks that need the curves of the trials.
 CURVE_CHECKS = tuple(
@@ -57,9 +57,8 @@ __all__ = [
     "check_curve",
     "check_rows",
     "checks_of_command",
-    "commands",
-    "curves",
+    "learning_rate_at_edge",
+    "single_seed",
     "supports_crossings",
     "supports_fit",
-    "trials",
 ]

@@ -32,9 +32,7 @@ class RecordedVerdicts:
     ),
 )
 def command_repeats(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
-    """Fail if the script runs twice with one seed, and a loss differs by more than 10⁻⁶ of its
-    size.
-    """
+    """Fail if two runs with one seed differ in a loss by more than 10⁻⁶ of its size."""
     return verdicts.read("command_repeats")
 
 
@@ -47,7 +45,7 @@ def command_repeats(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
     ),
 )
 def command_accumulation(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
-    """Fail if the script runs with half the microbatch, and a loss differs by more than 10⁻⁴."""
+    """Fail if a run with half the microbatch differs in a loss by more than 10⁻⁴ of its size."""
     return verdicts.read("command_accumulation")
 
 
@@ -60,7 +58,7 @@ def command_accumulation(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
     ),
 )
 def command_resumes(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
-    """Fail if the script is killed (SIGKILL) after half of its lines and runs again, and a loss
-    differs by more than 10⁻⁶.
+    """Fail if a run that is killed (SIGKILL) after half of its lines and resumes differs in a loss
+    by more than 10⁻⁶ of its size.
     """
     return verdicts.read("command_resumes")

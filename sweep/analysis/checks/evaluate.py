@@ -15,18 +15,12 @@ from sweep.analysis.checks.registry import (
     Subject,
     registered,
 )
-from sweep.analysis.checks.table import DERIVED_FROM, TrialTable
+from sweep.analysis.checks.table import TrialTable, source_of
 from sweep.analysis.critical_batch_size import StepsCurve
 
 
-def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
-    """Check a table of trials.
-
-    Args:
-        table: The trials of one policy, or comparable rows of a published table.
-        tuning_command: The command that would tune the learning rates, if it is known.
-    """
-    table = replace(table, tuning_command=tuning_command)
+def check_rows(table: TrialTable) -> list[Check]:
+    """Check a table of trials."""
     return [
         _check_table(definition, table)
         for definition in registered(Subject.TRIALS)
@@ -44,7 +38,7 @@ def _is_about(definition: CheckDefinition, table: TrialTable) -> bool:
 def _check_table(definition: CheckDefinition, table: TrialTable) -> Check:
     empty = [name for name in definition.needs if table.rows[name].isna().all()]
     if empty:
-        missing_columns = tuple(DERIVED_FROM.get(name, name) for name in empty)
+        missing_columns = tuple(source_of(name, table.objective) for name in empty)
         evidence = f"Not checked: {', '.join(missing_columns)} is missing."
         return definition.build(NotApplicable(evidence, missing_columns))
     averaged = [name for name in definition.needs if name in table.best]

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any, TypeVar
 
 from sweep.errors import SweepError, user_code
@@ -37,7 +36,8 @@ class Verdict:
     evidence: str  # the numbers, one or more sentences
     batch_sizes: Iterable[Any] = ()  # those at fault; the check fails if there are any
     is_failed: bool = False  # the check fails, although no single batch size is at fault
-    remedy: str = ""  # a sentence or a command in place of the remedy of the check
+    remedy: str = ""  # a sentence in place of the remedy of the check
+    command: str | None = None  # in its place too; the report's next step proposes it
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,20 @@ class Check:
     """A check that was made."""
 
     code: str
+    subject: Subject
     status: str  # PASS, FAIL or NOT APPLICABLE
     condition: str  # a sentence
     evidence: str  # the numbers, one or more sentences
     remedy: str  # a sentence or a command; empty unless the check fails
+    is_next_step: bool  # whether the remedy is a command, which the next step proposes
     blocks_claims: bool  # no claim about the best batch size is made while it fails
     batch_sizes: tuple[int, ...]  # those at fault
     missing_columns: tuple[str, ...]  # columns whose absence makes it NOT APPLICABLE
+
+    @property
+    def is_of_command(self) -> bool:
+        """Whether `sweep check` makes it."""
+        return self.subject is Subject.COMMAND
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +111,7 @@ class CheckDefinition:
         """Combine an outcome with the texts of the check."""
         status = PASS
         remedy = ""
+        is_next_step = False
         batch_sizes: tuple[int, ...] = ()
         missing_columns: tuple[str, ...] = ()
         if isinstance(outcome, NotApplicable):
@@ -113,17 +121,25 @@ class CheckDefinition:
             batch_sizes = tuple(sorted({int(size) for size in outcome.batch_sizes}))
             if batch_sizes or outcome.is_failed:
                 status = FAIL
-                remedy = outcome.remedy or self.remedy
+                is_next_step = outcome.command is not None
+                remedy = self._remedy_of(outcome)
         return Check(
             code=self.code,
+            subject=self.subject,
             status=status,
             condition=self.condition,
             evidence=outcome.evidence,
             remedy=remedy,
+            is_next_step=is_next_step,
             blocks_claims=self.blocks_claims,
             batch_sizes=batch_sizes,
             missing_columns=missing_columns,
         )
+
+    def _remedy_of(self, verdict: Verdict) -> str:
+        if verdict.command is not None:
+            return verdict.command
+        return verdict.remedy if verdict.remedy else self.remedy
 
 
 DEFINITIONS: dict[str, CheckDefinition] = {}  # by code, in the order of reports
@@ -145,13 +161,8 @@ def register(definition: CheckDefinition) -> None:
 
 def registered(*subjects: Subject) -> list[CheckDefinition]:
     """Return the checks of some subjects, those of other packages included."""
-    _load_extensions_once()
-    return [definition for definition in DEFINITIONS.values() if definition.subject in subjects]
-
-
-@cache
-def _load_extensions_once() -> None:
     load_extensions(EXTENSIONS)
+    return [definition for definition in DEFINITIONS.values() if definition.subject in subjects]
 
 
 def check(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.cells import LOSSES, SETTINGS
+from sweep.analysis.cells import FOREIGN_NAMES, LOSSES, SETTINGS
 from sweep.analysis.tables import policy_labels
 from sweep.analysis.tuned_rates import TunedRate, tuned_rates
 from sweep.config.objective import LOSS, Objective
@@ -17,12 +17,7 @@ from sweep.trial.status import Cause, State
 
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 # Columns of a table by the columns that follow from them.
-DERIVED_FROM = {
-    "true_steps": "steps",
-    "trained_tokens": "token_budget",
-    "outcome": "final_valid_loss",
-    "value": "final_valid_loss",
-}
+DERIVED_FROM = {"true_steps": "steps", "trained_tokens": "token_budget"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +28,20 @@ class TrialTable:
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
     is_own: bool  # whether it is a trials.csv, whose counts are exact
-    has_target: bool  # whether the value is the log of the tokens to a target
-    tuning_command: str = ""  # the command that would tune the learning rates, if it is known
+    objective: Objective  # what the values are of
+    tuning_command: str | None  # the command that would tune the rates, if it is known
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the value is the log of the tokens to a target."""
+        return self.objective.is_ratio
+
+
+def source_of(column: str, objective: Objective = LOSS) -> str:
+    """Return the column of a table from which a derived one follows, or the column itself."""
+    if column in ("value", "outcome"):
+        return objective.name
+    return DERIVED_FROM.get(column, column)
 
 
 def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:
@@ -43,11 +50,8 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
     `value` is what batch sizes are compared by: less is better. It is infinite if the trial
     diverged or missed a target, and NaN if the trial has no result.
     """
-    names = {
-        "beta2": "adam_beta2",
-        "tokens": "token_budget",
-        "tokens_per_sequence": "context_length",
-    }
+    # The state is one of ours, not the words of a column `status`.
+    names = {own: column for own, column in FOREIGN_NAMES.items() if own != "state"}
     rows = trials.rename(columns=names)
     rows = rows.drop(columns="best_valid_loss")  # `best_of_evaluations` is for published tables
     rows["label"] = policy_labels(rows)
@@ -64,7 +68,6 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
     rows["value"] = _compared_values(rows, objective)
     rows["hours"] = rows["seconds_training"] / 3600
 
-    rows["has_target"] = objective.is_ratio
     if objective.is_ratio:
         is_pruned = rows["state"] == State.PRUNED
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
@@ -80,18 +83,26 @@ def _compared_values(rows: pd.DataFrame, objective: Objective) -> pd.Series:
         state, cause = parse_end(trial.state, trial.cause)
         if trial.has_diverged:
             cause = Cause.DIVERGED
-        values.append(compared_value(state, cause, metric, objective))
-    table = pd.Series(values, rows.index, dtype=float)
-
-    is_unmeasured = metrics.isna() & ~rows["has_diverged"]  # an empty cell is no result
-    return table if objective.is_ratio else table.mask(is_unmeasured)
+        measured = None if math.isnan(metric) else metric
+        values.append(compared_value(state, cause, measured, objective))
+    return pd.Series(values, rows.index, dtype=float)
 
 
-def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
-    """Derive true steps, failures, cells and the grids of rates."""
+def prepare(
+    table: pd.DataFrame,
+    is_own: bool = True,
+    objective: Objective = LOSS,
+    tuning_command: str | None = None,
+) -> TrialTable:
+    """Derive true steps, failures, cells and the grids of rates.
+
+    Args:
+        table: The trials of one policy, or comparable rows of a published table.
+        is_own: Whether it is a trials.csv.
+        objective: What its values are of.
+        tuning_command: The command that would tune the learning rates, if it is known.
+    """
     rows = table.copy()
-    has_target = is_own and bool(rows["has_target"].any())
-
     if not is_own:
         rows["value"] = _loss_of(rows)
     has_value = bool(rows["value"].notna().any())
@@ -104,7 +115,7 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
 
     ended_early = ("token_budget", "steps", "epochs") if is_own else ()
     settings = [name for name in SETTINGS if name in rows and name not in ended_early]
-    if is_own and not has_target:
+    if is_own and not objective.is_ratio:
         settings.append("token_budget")
     if is_own or _has_row_per_seed(rows):
         is_repeated = rows.duplicated([*settings, "stage", "seed"])
@@ -128,7 +139,8 @@ def prepare(table: pd.DataFrame, is_own: bool = True) -> TrialTable:
         wrong_steps=wrong_steps,
         rates=tuned_rates(rows, is_own),
         is_own=is_own,
-        has_target=has_target,
+        objective=objective,
+        tuning_command=tuning_command,
     )
 
 

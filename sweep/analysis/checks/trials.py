@@ -123,8 +123,10 @@ def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict | 
 def _sizes_at_equal_steps(table: TrialTable) -> list[float]:
     """Return the batch sizes that have the steps of another one, but in no case its tokens.
 
-    Steps are equal within 5 %, and tokens within 5 % and one step.
+    Steps are equal within 5 %, and tokens within 5 % and one step. Rows of a log are no steps.
     """
+    if _counts_log_rows(table):
+        return []
     cells = table.cells.dropna(subset="steps")
     sizes = cells["batch_size"].to_numpy()
     steps = cells["steps"].to_numpy(float)
@@ -204,7 +206,7 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict | Not
     if any(rate.batch_size in untuned for rate in table.rates):
         evidence += " Some final trials have a rate outside of those tried at their batch size."
     evidence += " A worse result may only show that the rate suits a batch size less."
-    return Verdict(evidence, batch_sizes=untuned, remedy=table.tuning_command)
+    return Verdict(evidence, batch_sizes=untuned, command=table.tuning_command)
 
 
 def _untuned_sizes(table: TrialTable, rows: pd.DataFrame) -> list[float]:

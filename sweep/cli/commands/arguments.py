@@ -1,6 +1,5 @@
 """Arguments and options that several commands share."""
 
-import logging
 import os
 import sys
 import webbrowser
@@ -18,7 +17,6 @@ from sweep.trial.files import refuse_links
 if TYPE_CHECKING:
     from sweep.trial.folder import SweepFolder
 
-LOG = logging.getLogger(__name__)
 DESKTOP = {"DISPLAY", "WAYLAND_DISPLAY"}  # without one, a browser could take over the terminal
 
 

@@ -1,7 +1,6 @@
 """Watch, stop, open and clean the folder of a sweep."""
 
 import contextlib
-import logging
 import os
 import shlex
 import time
@@ -26,8 +25,6 @@ from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner
 
 if TYPE_CHECKING:
     from sweep.trial.folder import SweepFolder
-
-LOG = logging.getLogger(__name__)
 
 
 @click.command()

@@ -55,7 +55,8 @@ def ui(folder: "SweepFolder", port: int, no_open: bool, tracking_uri: str | None
             while server.poll() is None and not store.server_version(address):
                 time.sleep(0.2)
             if server.poll() is None:
-                (echo if no_open else open_page)(store.page_address(address, uri, plan))
+                show = echo if no_open else open_page
+                show(store.page_address(address, uri, plan))
                 echo("Ctrl-C ends the server.", err=True)
             code = server.wait()
         finally:
