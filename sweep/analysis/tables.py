@@ -184,17 +184,16 @@ def _curves_table(curves: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
     """Return check.json if it is of the plan's command and code, otherwise an empty document."""
-    checked: dict[str, Any] = {}
-    with contextlib.suppress(SweepError):  # a damaged file counts as none
-        found = find_json(folder.check_path)
-        if found:
-            checked = found
     workload = plan.settings.workload
-    is_current = (
-        workload.is_program
-        and checked.get("command") == workload.code[0]
-        and checked.get("code") == plan.code
-    )
+    if not workload.is_program:
+        return {}
+    checked = None
+    with contextlib.suppress(SweepError):  # a damaged file counts as none
+        checked = find_json(folder.check_path)
+    if checked is None:
+        return {}
+    words = checked.get("command")
+    is_current = words == workload.code[0] and checked.get("code") == plan.code
     return checked if is_current else {}
 
 
