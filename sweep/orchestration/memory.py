@@ -126,16 +126,16 @@ def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
         sized = config.on_one_device(config.sequences_per_device, config.microbatch_size)
         points[batch_size] = forecasts.of(sized)
 
-    most = whole_steps[last]
+    largest_step = whole_steps[last]
     if len(forecasts.whole_steps) < 2:
         group = plan.settings.workload.sequences_per_group
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
-            forecasts.of(most.on_one_device(size, size))
+            forecasts.of(largest_step.on_one_device(size, size))
     line = fit_line(forecasts.whole_steps)
 
     stages = []
     if devices > 1:
-        sized = most.on_one_device(last // devices, points[last].microbatch_size)
+        sized = largest_step.on_one_device(last // devices, points[last].microbatch_size)
         stages = forecast_stages(sized, devices)
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
