@@ -139,11 +139,11 @@ def parse_text(path: Path, block: int = BLOCK_BYTES) -> Iterator[Piece]:
     """Yield the documents of a UTF-8 file in order, also empty ones."""
     characters = 0
     try:
-        most = most_characters(path)
+        limit = most_characters(path)
         with open_text(path) as file:
             for piece in _documents(file, block):
                 characters += len(piece.text)
-                if characters > most:
+                if characters > limit:
                     raise too_large(path)
                 yield piece
     except UnicodeError as error:

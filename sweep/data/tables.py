@@ -101,12 +101,12 @@ def _describe(value: object) -> str:
 
 def _lines(path: Path, name: str, newline: str = "") -> Iterator[str]:
     """Yield the lines of a UTF-8 file with their ends; refuse more than fits in memory."""
-    most = most_characters(path)
+    limit = most_characters(path)
     size = 0
     with open_text(path, newline) as file:
         while line := file.readline(MAX_LINE_CHARACTERS + 1):
             size += len(line)
-            if size > most:
+            if size > limit:
                 raise too_large(path)
             if len(line) > MAX_LINE_CHARACTERS:
                 expected = f"lines of at most {MAX_LINE_CHARACTERS:,} characters"

@@ -6,15 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
-
 from sweep.config.models import SIZES
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.limit import memory_limit, usable_memory
-from sweep.memory.probe import LEAST_SOAK, OnPoint, probe
+from sweep.memory.probe import LEAST_SOAK, OnPoint, Probe, probe
 from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.inputs import identify_inputs
@@ -126,16 +124,16 @@ def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
         sized = config.on_one_device(config.sequences_per_device, config.microbatch_size)
         points[batch_size] = forecasts.of(sized)
 
-    most = whole_steps[last]
+    largest_step = whole_steps[last]
     if len(forecasts.whole_steps) < 2:
         group = plan.settings.workload.sequences_per_group
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
-            forecasts.of(most.on_one_device(size, size))
+            forecasts.of(largest_step.on_one_device(size, size))
     line = fit_line(forecasts.whole_steps)
 
     stages = []
     if devices > 1:
-        sized = most.on_one_device(last // devices, points[last].microbatch_size)
+        sized = largest_step.on_one_device(last // devices, points[last].microbatch_size)
         stages = forecast_stages(sized, devices)
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
@@ -179,25 +177,24 @@ def probe_memory(
     nothing is searched.
     """
     request, sizes_in_run = _read_request(experiment, {**settings})
-    if request.chooses_microbatch and (largest or multiple != 1 or soak):
+    is_search = not request.chooses_microbatch
+    if not is_search and (largest or multiple != 1 or soak):
         searching = "largest, multiple and soak belong to the search for a microbatch"
         raise SweepError(f"{searching}, got a microbatch. Leave either out.")
     if soak and soak < LEAST_SOAK:
         raise SweepError(f"soak must be 0 or at least {LEAST_SOAK} steps, got {soak}.")
-
     plan = _plan_steps(request)
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
 
     configs = _configs(plan)
     config = configs[max(configs)]
-    limit_bytes = memory_limit(plan.execution)
+    device_type = plan.execution.device_type
+    if device_type == "cpu":  # counting every tensor needs eager steps
+        config = config.with_microbatch(config.microbatch_size, compile=False)
     basis = "live tensors of eager steps"
-    device_type = torch.device(plan.execution.device).type
     if device_type == "cuda":
         basis = "bytes reserved by the allocator, plus the context"
-    elif device_type == "cpu":  # counting every tensor needs eager steps
-        config = config.with_microbatch(config.microbatch_size, compile=False)
 
     multiple = math.lcm(multiple, config.sequences_per_group)
     if largest and largest % multiple:
@@ -206,25 +203,41 @@ def probe_memory(
     if soak is None:
         soak = 20 if plan.settings.workload.samples else 0
 
-    sizes = []  # with their microbatches
-    if request.chooses_microbatch:
+    sizes: list[tuple[int, int]] = []  # with their microbatches
+    if not is_search:
         sizes = [(size, sized.microbatch_size) for size, sized in configs.items()]
+    limit_bytes = memory_limit(plan.execution)
     probed = probe(config, limit_bytes, multiple, largest, on_point, soak, sizes)
-    search = probed.search
-    choices = probed.choices
-    accumulated = probed.accumulated
-    balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
-    return _head(plan, sizes_in_run) | {
+    return {
+        **_head(plan, sizes_in_run),
         "device_memory_bytes": limit_bytes,
         "multiple": multiple,
         "basis": basis,
+        **_results(probed, multiple, is_search),
+    }
+
+
+def _results(probed: Probe, multiple: int, is_search: bool) -> dict[str, Any]:
+    """Return the keys of a probe's document that hold what was measured and chosen."""
+    search = probed.search
+    safe_size = 0
+    soaked = None
+    for choice in probed.choices:
+        if choice["name"] == "balanced":
+            safe_size = choice["microbatch_size"]
+            soaked = choice["soak"]
+
+    accumulated = None
+    if probed.accumulated is not None:
+        accumulated = probed.accumulated.as_document()
+    return {
         "points": [point.as_document() for point in probed.points],
         "line": None if search.line is None else asdict(search.line),
-        "largest_microbatch_size": None if request.chooses_microbatch else search.largest,
+        "largest_microbatch_size": search.largest if is_search else None,
         "verdict": probed.verdict(multiple),
         "search_points": len(search.peaks),
-        "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
-        "accumulated": None if accumulated is None else accumulated.as_document(),
-        "recommendations": choices,
-        "soak": None if balanced is None else balanced["soak"],
+        "safe_microbatch_size": safe_size,
+        "accumulated": accumulated,
+        "recommendations": probed.choices,
+        "soak": soaked,
     }

@@ -27,8 +27,8 @@ def state_of(row: dict[str, Any]) -> str:
     return f"{row['state']} {row['cause'] or ''}".strip()
 
 
-def time_text(seconds: float | None, about: str = "about ") -> str:
-    return f", {about}{format_seconds(math.ceil(seconds))} left" if seconds else ""
+def time_text(seconds: float | None, qualifier: str = "about ") -> str:
+    return f", {qualifier}{format_seconds(math.ceil(seconds))} left" if seconds else ""
 
 
 def stage_of(row: dict[str, Any]) -> str:
@@ -120,10 +120,8 @@ class Progress(AbstractContextManager["Progress"]):
 
         elapsed = now - self._started
         seconds = time_left(rows)
-        gained = share - self._first_share
-        if awaited and gained > 0.05:
-            seconds_of_awaited = elapsed * (1 - share) / gained
-            seconds = seconds_of_awaited if seconds is None else max(seconds, seconds_of_awaited)
+        if awaited:
+            seconds = self._extrapolate(share, elapsed, seconds)
         left = time_text(seconds, "at least " if is_open else "about ")
         least = "at least " if is_open else ""
         counts = f"{len(ended)} of {least}{total} trials have ended"
@@ -132,20 +130,37 @@ class Progress(AbstractContextManager["Progress"]):
         names = [row["optimizer"] for row in rows if row["optimizer"]]
         width = max(map(len, names), default=0)
         describe = partial(describe_trial, title=title, width=width)
-        texts = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
+        lines = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
 
-        if self._console.is_terminal:
-            for number, row in enumerate(new, len(ended) - len(new) + 1):
-                self._console.print(describe(f"{number} of {total}", row), markup=False)
-            texts += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
-            if self._ids or self._finals:  # not a command that began earlier
-                left = f", {format_seconds(round(elapsed))} elapsed{left}"
-            bar = Table.grid(padding=(0, 1))
-            bar.add_row(ProgressBar(1.0, share, 24), f"{share:4.0%}{left}")
-            self._live.start()
-            lines = Text("\n".join([counts, *texts]), no_wrap=True)
-            self._live.update(Group(bar, lines), refresh=True)
-        elif now >= self._next_line:
-            self._next_line = now + LINE_SECONDS
-            line = "; ".join([f"{share:.0%}, {counts}{left}", *texts])
-            self._console.print(line, markup=False, soft_wrap=True)
+        if not self._console.is_terminal:
+            self._print_line(f"{share:.0%}, {counts}{left}", lines, now)
+            return
+        for number, row in enumerate(new, len(ended) - len(new) + 1):
+            self._console.print(describe(f"{number} of {total}", row), markup=False)
+        lines += [describe("running:", row) for row in rows if row["state"] == State.RUNNING]
+        if self._ids or self._finals:  # not a command that began earlier
+            left = f", {format_seconds(round(elapsed))} elapsed{left}"
+        self._draw_bar(share, f"{share:4.0%}{left}", [counts, *lines])
+
+    def _extrapolate(self, share: float, elapsed: float, seconds: float | None) -> float | None:
+        """Return the seconds left if trials that are not planned yet take their part of them."""
+        gained = share - self._first_share
+        if gained <= 0.05:
+            return seconds
+        extrapolated = elapsed * (1 - share) / gained
+        return extrapolated if seconds is None else max(seconds, extrapolated)
+
+    def _draw_bar(self, share: float, text: str, lines: list[str]) -> None:
+        """Draw the bar with its text and lines below it, in place of those drawn before."""
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(1.0, share, 24), text)
+        self._live.start()
+        below = Text("\n".join(lines), no_wrap=True)
+        self._live.update(Group(bar, below), refresh=True)
+
+    def _print_line(self, text: str, lines: list[str], now: float) -> None:
+        """Print one line, if the last one was printed long enough ago."""
+        if now < self._next_line:
+            return
+        self._next_line = now + LINE_SECONDS
+        self._console.print("; ".join([text, *lines]), markup=False, soft_wrap=True)

@@ -63,25 +63,25 @@ class Steps:
         tokens = self.course.tokens_at(progress.step) - self.course.tokens_at(progress.log_step)
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = tokens / seconds
-        own: dict[str, Any] = {
+        measured: dict[str, Any] = {
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
         }
         utilization = flop_utilization(config, device, rate)
         if utilization is not None:
-            own["perf/mfu"] = utilization
+            measured["perf/mfu"] = utilization
         if device.type == "cuda":
-            own["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
-            own["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
-            own["memory/peak_bytes"] = self._peak_bytes
+            measured["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
+            measured["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
+            measured["memory/peak_bytes"] = self._peak_bytes
         else:  # no statistics
-            own["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
+            measured["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
 
         means = {name: total / count for name, (total, count) in progress.watched.items() if count}
-        for name in means.keys() & {*own, *POSITION}:
+        for name in means.keys() & {*measured, *POSITION}:
             raise SweepError(f"a workload must not add the metric {name!r} of sweep. Rename it.")
 
-        line = means | own
+        line = means | measured
         self.step.workload.meter.clear()
         progress.clipped_steps += progress.watched["train/clipped"][0]
         progress.log_step = progress.step

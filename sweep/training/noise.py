@@ -42,11 +42,11 @@ def probe_sizes(sequences: int, points: int, share: float) -> tuple[int, int]:
     return points, min(MOST_PROBED, int(share * sequences / points))
 
 
-def growing_size(most: int, squares: Sequence[float]) -> int:
+def growing_size(largest: int, squares: Sequence[float]) -> int:
     """Return the size of a measurement after those with Ĝ² `squares`: double while unresolved."""
     unresolved = sum(not _is_resolved(squares[: n + 1]) for n in range(len(squares)))
-    smallest = max(LEAST_PROBED, most / GROWTH)
-    return int(min(most, smallest * 2**unresolved))
+    smallest = max(LEAST_PROBED, largest / GROWTH)
+    return int(min(largest, smallest * 2**unresolved))
 
 
 def _is_resolved(squares: Sequence[float]) -> bool:
@@ -72,13 +72,13 @@ class NoiseProbe:
         length = config.tokens_per_sequence
         sequences = (config.token_budget or tokens) // length
         points = settings.points if settings.measure else 0
-        self._points, self._most = probe_sizes(sequences, points, settings.share)
+        self._points, self._largest = probe_sizes(sequences, points, settings.share)
         self._step = step
         self._squares = progress.noise_squares
         self.steps = Course.of_trial(config).milestones(self._points)
 
         # On many devices the least measurement takes more than its share.
-        self._stride = max(self._most, 2 * ranks.count())
+        self._stride = max(self._largest, 2 * ranks.count())
         self._first = BEYOND_TRAINING
         epochs = step.workload.epochs() if self.steps else None
         if epochs:  # the last sequences of the first epoch, which a shorter training does not see
@@ -87,12 +87,16 @@ class NoiseProbe:
 
     def metrics(self, t: int) -> dict[str, float]:
         """Measure at step t; the training continues as if there had been no measurement."""
-        sequences = growing_size(self._most, ranks.broadcast(self._squares))
-        count, size = part_size(sequences, self._step.microbatch_size, ranks.count())
-        milestone = self._first + self.steps.index(t) * self._stride
-        with preserving_state(self._step):
-            batch = self._step.workload.build_batch(milestone + ranks.rank() * count, count)
-            trace, square = measure_noise(self._step, batch, size)
+        step = self._step
+        sequences = growing_size(self._largest, ranks.broadcast(self._squares))
+        count, size = part_size(sequences, step.microbatch_size, ranks.count())
+
+        first = self._first + self.steps.index(t) * self._stride
+        first_here = first + ranks.rank() * count
+        with preserving_state(step):
+            batch = step.workload.build_batch(first_here, count)
+            trace, square = measure_noise(step, batch, size)
+
         self._squares.append(square)
         return {"noise/trace": trace, "noise/square": square}
 

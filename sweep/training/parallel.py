@@ -99,8 +99,9 @@ class Parallel:
         return [*(self.optimizer.param_groups if self.optimizer else ()), *self._states()]
 
     def _states(self) -> list[dict[str, Any]]:
-        own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
-        return [own.state.get(p, {}) if own else {} for p in self.model.parameters()]
+        # A ZeroRedundancyOptimizer contains the optimizer of this process.
+        optimizer = getattr(self.optimizer, "optim", self.optimizer)
+        return [optimizer.state.get(p, {}) if optimizer else {} for p in self.model.parameters()]
 
     def make_states(self) -> None:
         """Allocate the optimizer states by a step at rate 0."""

@@ -31,7 +31,7 @@ from sweep.trial.folder import TrialFolder
 
 FORK = multiprocessing.get_context("fork")
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 # File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
 V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
@@ -250,28 +250,28 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], should_stop:
     return function(*arguments)
 
 
-def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
+def oom_kills(root: Path = ROOT, groups_file: Path = OWN_GROUPS) -> int:
     """Return how many processes of this cgroup the kernel killed for memory; 0 if unknown."""
-    for group, (_, _, kills, _) in _groups(root, own):
+    for group, (_, _, kills, _) in _groups(root, groups_file):
         count = _pairs(group / kills).get("oom_kill")
         if count is not None:
             return count
     return 0
 
 
-def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
+def available_in_cgroups(root: Path = ROOT, groups_file: Path = OWN_GROUPS) -> int | None:
     """Return the bytes that may still be allocated; page cache counts as free. None: no limit."""
     available = []
-    for group, (limit, used, _, reclaimable) in _groups(root, own):
+    for group, (limit, used, _, reclaimable) in _groups(root, groups_file):
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
             free = int((group / limit).read_text()) - int((group / used).read_text())
             available.append(free + _pairs(group / "memory.stat").get(reclaimable, 0))
     return max(0, min(available)) if available else None
 
 
-def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+def _groups(root: Path, groups_file: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """Yield this process's group and all that contain it, innermost first, with file names."""
-    lines = own.read_text().splitlines() if own.exists() else []
+    lines = groups_file.read_text().splitlines() if groups_file.exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:

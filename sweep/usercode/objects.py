@@ -39,8 +39,10 @@ def search_path(code_folder: str | None) -> list[str]:
     """Return the folders in which the processes of an experiment search modules, in order."""
     current = os.getcwd()
     folders = [path for path in sys.path if path not in ("", current, _code_folder)]
-    own = [] if code_folder is None else [os.path.abspath(code_folder)]
-    for folder in (*own, current):
+    last_folders = [current]
+    if code_folder is not None:
+        last_folders.insert(0, os.path.abspath(code_folder))
+    for folder in last_folders:
         if folder not in folders:
             folders.append(folder)
     return folders

@@ -106,21 +106,21 @@ def tune(case: Case, rng: np.random.Generator) -> Search:
     """Search the rates of one sweep, until all batch sizes have as many trials."""
     tried: list[list[RateTrial]] = [[] for _ in case.best]
     centres = np.exp(rng.uniform(-0.35, 0.35, len(tried)))
-    most = 0
+    trial_count = 0
     is_settled = False
     while not is_settled:
         is_settled = True
         for index, (trials, centre) in enumerate(zip(tried, centres, strict=True)):
             grid = [centre * rate for rate in GRID]
-            rates = next_rates(trials, grid, least_count=most)
+            rates = next_rates(trials, grid, least_count=trial_count)
             while rates:
                 log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
                 losses = case.expected(log_rates) + case.draw(log_rates.shape, rng)
                 trials += map(RateTrial, rates, losses[index].tolist())
                 is_settled = False
-                rates = next_rates(trials, grid, least_count=most)
-        most = max(map(len, tried))
-        if any(len(trials) < most for trials in tried):
+                rates = next_rates(trials, grid, least_count=trial_count)
+        trial_count = max(map(len, tried))
+        if any(len(trials) < trial_count for trials in tried):
             is_settled = False
     return [_losses_by_rate(trials) for trials in tried]
 
@@ -265,17 +265,17 @@ def _cases_of_errors() -> Iterator[Case]:
     for seeds, best in itertools.product((3, 5, 10, 20, 0), (EQUAL[:3], EQUAL)):
         yield Case(seeds, best=best)
 
-    usual = Case()
+    default = Case()
     one_factor = [
-        replace(usual, curvature=0.05),
-        replace(usual, curvature=0.8),
-        replace(usual, ratio=2.5),
-        replace(usual, sigma=0.002),
-        replace(usual, sigma=0.02),
-        replace(usual, noisy=3.0),
-        replace(usual, noisy=10.0),
-        replace(usual, best=EDGE),
-        replace(usual, best=SPREAD),
+        replace(default, curvature=0.05),
+        replace(default, curvature=0.8),
+        replace(default, ratio=2.5),
+        replace(default, sigma=0.002),
+        replace(default, sigma=0.02),
+        replace(default, noisy=3.0),
+        replace(default, noisy=10.0),
+        replace(default, best=EDGE),
+        replace(default, best=SPREAD),
     ]
     for case, seeds in itertools.product(one_factor, (5, 0)):
         yield replace(case, seeds=seeds)

@@ -29,16 +29,21 @@ args = parser.parse_args()
 
 torch.use_deterministic_algorithms(True)
 settings = MODEL_PRESETS["quick"]
-context, size = settings.context, args.batch_size
+context = settings.context
+size = args.batch_size
 tokenizer = TokenizerSettings(kind="bpe", vocabulary=settings.vocabulary)
 text = prepare_data(identify_data("synthetic"), None, tokenizer)
 stream = SequenceStream((len(text.train) - 1) // context, args.seed)
 model = build_model(settings, args.seed)
 matrices = [p for p in model.parameters() if p.ndim > 1]
 others = {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}
-decay, betas = args.weight_decay, (0.9, args.beta2)
-groups = [{"params": matrices}, others]
-optimizer = torch.optim.AdamW(groups, args.lr, betas, weight_decay=decay, fused=True)
+optimizer = torch.optim.AdamW(
+    [{"params": matrices}, others],
+    lr=args.lr,
+    betas=(0.9, args.beta2),
+    weight_decay=args.weight_decay,
+    fused=True,
+)
 
 
 def losses(tokens, indices):
@@ -66,7 +71,8 @@ for step in range(first + 1, args.steps + 1):
         rate = args.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    batch, loss = stream.indices((step - 1) * size, size), 0.0
+    batch = stream.indices((step - 1) * size, size)
+    loss = 0.0
     for start in range(0, size, args.microbatch or size):
         part = losses(text.train, batch[start : start + (args.microbatch or size)])
         part = part.sum() / (size * context)

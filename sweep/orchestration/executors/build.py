@@ -92,8 +92,8 @@ def find_executor(name: str) -> type[Executor]:
 def refuse_unusable_services(services: Services) -> None:
     """Refuse settings that do not go together, and an executor whose extra is missing."""
     chosen = find_executor(services.executor)
-    own = {*Services.model_fields, *chosen.settings.model_fields}
-    unused = services.model_fields_set - own
+    used = {*Services.model_fields, *chosen.settings.model_fields}
+    unused = services.model_fields_set - used
     if unused:
         _refuse_settings_of_another(services, unused)
 

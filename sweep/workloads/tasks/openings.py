@@ -1,5 +1,7 @@
 """The task `text`: continue the documents of a text. The user's function is the reward."""
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,15 +18,33 @@ class Openings(Task):
         self.prompt_tokens = prompt_tokens
         self.prompts_in_epoch = text.train_documents
         self._order = SequenceStream(text.train_documents, seed)
-        self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
+
+    @cached_property
+    def _train_ends(self) -> NDArray[np.int64]:
+        return self._separators(self.text.train)
+
+    @cached_property
+    def _valid_ends(self) -> NDArray[np.int64]:
+        return self._separators(self.text.valid)
+
+    def _separators(self, split: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the positions at which the documents of a split end."""
+        return np.flatnonzero(np.asarray(split) == self.text.end)
 
     def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
-        split = self.text.valid if is_held_out else self.text.train
-        if is_held_out not in self._ends:
-            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self.text.end)
-        ends = self._ends[is_held_out]
-        index = number % len(ends) if is_held_out else self._order.indices(number, 1)[0]
-        start = int(ends[index - 1]) + 1 if index else 0
+        """Return the first tokens of a document; held-out ones come in the order of their split."""
+        if is_held_out:
+            split = self.text.valid
+            ends = self._valid_ends
+            index = number % len(ends)
+        else:
+            split = self.text.train
+            ends = self._train_ends
+            index = self._order.indices(number, 1)[0]
+
+        start = 0
+        if index > 0:
+            start = int(ends[index - 1]) + 1
         stop = min(int(ends[index]), start + tokens)
         return list(split[start:stop].tolist())
 
