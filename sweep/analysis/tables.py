@@ -190,12 +190,10 @@ def _read_check(folder: SweepFolder, plan: Plan) -> dict[str, Any]:
         if found:
             checked = found
     workload = plan.settings.workload
-    is_current = (
-        workload.is_program
-        and checked.get("command") == workload.code[0]
-        and checked.get("code") == plan.code
-    )
-    return checked if is_current else {}
+    if not workload.is_program:
+        return {}
+    current = {"command": workload.code[0], "code": plan.code}
+    return checked if current.items() <= checked.items() else {}
 
 
 def other_metrics(trials: pd.DataFrame, objective: Objective) -> list[str]:
