@@ -187,9 +187,14 @@ def _without_results(sweep: SweepTables, finals: pd.DataFrame) -> str:
     return nothing_compared(counts) + remedy
 
 
-def nothing_compared(reason: str) -> str:
-    """Write why there is no answer; the reason is a clause."""
-    return f"Nothing can be compared: {reason}."
+def nothing_compared(states: str = "") -> str:
+    """Write why there is no answer: by the states of the trials, if they tell."""
+    if states:
+        return f"Nothing can be compared: {states}."
+    return (
+        "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
+        "stage final and state COMPLETE."
+    )
 
 
 def join(items: Iterable[Any], word: str = "and") -> str:

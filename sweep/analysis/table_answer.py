@@ -168,8 +168,4 @@ def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) 
     answered = _answer_table(table, direction, tolerance)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)
-    missing = nothing_compared(
-        "no policy has results of two batch sizes, which are trials of stage final and state "
-        "COMPLETE"
-    )
-    return TableAnswer(None, [missing], table.notes)
+    return TableAnswer(None, [nothing_compared()], table.notes)
