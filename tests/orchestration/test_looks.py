@@ -128,7 +128,7 @@ def test_no_time_left_starts_no_further_seeds(tmp_path):
 
 
 def test_seeds_are_added_to_a_fixed_rate_without_tuning(tmp_path):
-    fixed = {"lr": "0.2", "tuning": {}}
+    fixed = {"lr": "0.2", "tuning": {}, "budget": 2 * TOKENS}
     summary = decide_in(tmp_path / "sweep", **fixed, batches="4,16", tolerance=1e-6, max_seeds=5)
     rows = load_plan(summary.folder).trials
     assert {row.stage for row in rows} == {"final"} and {row.seed for row in rows} == {*range(5)}
