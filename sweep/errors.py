@@ -25,7 +25,7 @@ LONG_INPUT = re.compile(
     rf"|\S{{{LONG},}}",
     re.DOTALL,
 )
-WORD = re.compile(r"[^\W_]+")  # of a name such as evaluation.train_points
+WORD = re.compile(r"[^\W_]+")  # a word of a name such as evaluation.train_points
 SYNONYMS = ({"lr", "learning_rate"}, {"seed", "seeds"}, {"batch_size", "batches"})
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")

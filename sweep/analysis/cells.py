@@ -52,7 +52,7 @@ FACTORS = ("model", "model_size", "dataset", "schedule", "policy", "optimizer")
 FLAGS = ("failure", "success")  # columns whose cells are true or false
 STATES = ("status", *FLAGS)
 SEVERAL = ("nodes", "hardware")  # columns that may say that several devices shared a batch
-READ_ALL = (*STATES, *SEVERAL)  # of these, each column that matches is read
+READ_ALL = (*STATES, *SEVERAL)  # each column that matches one of these is read
 TEXTS = (*READ_ALL, *FACTORS, "seed", "stage")
 # Rows that agree in all of these are repetitions of one training.
 SETTINGS = (
@@ -81,7 +81,7 @@ class Columns(NamedTuple):
     """The headers of a table by the column that they name."""
 
     chosen: dict[str, Header]  # the header that is read
-    places: dict[str, list[int]]  # of all headers that match, for the columns of READ_ALL
+    places: dict[str, list[int]]  # all headers that match, for the columns of READ_ALL
     ambiguous: dict[str, str]  # why headers are not read, by header
     unclear: dict[str, list[str]]  # headers of a column that has several, none of which is read
 

@@ -15,6 +15,7 @@ from scipy.special import log_ndtr, stdtrit
 from sweep.analysis.answer import typical_time
 from sweep.analysis.tables import Estimate, SweepTables, curves_by_trial, final_trials
 from sweep.decision.curves import Floats
+from sweep.decision.trials import End
 from sweep.errors import SweepError
 from sweep.plan.target import crossing_tokens, smoothed
 
@@ -113,13 +114,13 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     window = sweep.plan.settings.evaluation.window
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = final_trials(sweep.trials)
-    has_ended = trials["outcome"].isin(["complete", "pruned"])
+    has_ended = trials["trial_end"].isin([End.COMPLETE, End.PRUNED])
 
     courses = {str(row.id): sweep.plan.course(row) for row in sweep.plan.known_trials}
     rows = []
     for row in trials[has_ended].to_dict("records"):
         seconds_per_token = math.nan
-        if row["outcome"] == "complete":
+        if row["trial_end"] == End.COMPLETE:
             seconds_per_token = row["seconds_training"] / row["tokens"]
 
         row["has_curve"] = row["id"] in curves

@@ -239,7 +239,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     tokens = finals["tokens"].max()
     unit = "tokens"
     parts = []
-    budget = None  # of a tuning trial
+    budget = None  # tokens of a tuning trial
     if plan:
         names = [*plan.settings.tuning.dimensions]
         tokens = plan.token_budget

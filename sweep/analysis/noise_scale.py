@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from sweep.analysis.tables import Estimate, SweepTables, final_trials
 
-LEAST_RECORDS = 4  # of half a training
+LEAST_RECORDS = 4  # in half of a training
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
 CELL = ["label", "batch_size"]

@@ -11,6 +11,7 @@ from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, OptimizerGap
 from sweep.analysis.tables import CURVES, SweepTables, final_trials, find_gains, mean_of
 from sweep.config.objective import Objective
 from sweep.decision.decision import OUTSIDE, UNDECIDED
+from sweep.decision.trials import End
 
 BEST = "the best of those tried"
 
@@ -155,7 +156,7 @@ def _describe_losses(answer: AnswerData) -> str:
 def describe_without_answer(sweep: SweepTables) -> str:
     """Describe a sweep that has fewer than two batch sizes with results."""
     finals = final_trials(sweep.trials)
-    complete = finals[finals["outcome"] == "complete"]
+    complete = finals[finals["trial_end"] == End.COMPLETE]
     if complete.empty:
         return _without_results(sweep, finals)
 

@@ -1,4 +1,4 @@
-"""Answer from a table of trials, of our own or of somebody else."""
+"""Answer from a table of trials, ours or that of another program."""
 
 import math
 from dataclasses import replace

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
-from sweep.decision.trials import outcome_of, parse_end
+from sweep.decision.trials import End, end_of, parse_end
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.plan.policies import label_policy
@@ -44,7 +44,7 @@ MEASURED = {"tokens", "steps", "microbatch_size", "gradient_accumulation_steps"}
 CURVES = "curves.csv"  # file of a published folder
 # Metrics of the curves that reports read, in addition to the objective's.
 REPORTED_METRICS = ("train/loss", "valid/loss", "reward/mean", "noise/trace", "noise/square")
-COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
+COUNTS = ["planned", *map(str, End)]
 
 
 class Estimate(NamedTuple):
@@ -444,10 +444,10 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
 
 
 def final_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the final trials with their policy's label and `outcome_of`, in the plan's order."""
+    """Return the final trials with their policy's label and their `End`, in the plan's order."""
     finals = trials.assign(label=policy_labels)[trials["stage"] == "final"]
-    ends = zip(finals["state"], finals["cause"], strict=True)
-    return finals.assign(outcome=[outcome_of(*parse_end(*end)) for end in ends])
+    pairs = zip(finals["state"], finals["cause"], strict=True)
+    return finals.assign(trial_end=[end_of(*parse_end(*pair)) for pair in pairs])
 
 
 def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:
@@ -457,8 +457,8 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     complete, or was pruned on the way to a target.
     """
     finals = final_trials(trials)
-    has_outcome = {name: finals["outcome"] == name for name in COUNTS[1:]}
-    finals = finals.assign(planned=1, **has_outcome)
+    has_end = {str(end): finals["trial_end"] == end for end in End}
+    finals = finals.assign(planned=1, **has_end)
 
     # A diverged trial records the steps that it took; the others, those of the plan.
     groups = finals.groupby(CELL_KEYS, sort=False)
@@ -500,7 +500,7 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
         # The final evaluation has the same prompts and random numbers, and the same weights.
         trials["end"] = trials["end"].fillna(-trials["final_valid_loss"].astype(float))
-    complete = trials[trials["outcome"] == "complete"]
+    complete = trials[trials["trial_end"] == End.COMPLETE]
 
     gains = []
     for _, rows in complete.dropna(subset=["start", "end"]).groupby(CELL_KEYS, sort=False):

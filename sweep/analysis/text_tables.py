@@ -14,7 +14,7 @@ from sweep.errors import SweepError, reason_of
 from sweep.trial.files import refuse_links
 
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
-SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of a zip file, and of old Excel files
+SPREADSHEET_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # zip files (xlsx) and old Excel files
 
 
 class TextTable(NamedTuple):

@@ -160,7 +160,7 @@ def build_option(setting: "FlaggedField", command: str) -> click.Option:
         return click.Option(words, help=text, is_flag=True, default=None, envvar=variables)
 
     choices = choices_of(annotation)
-    if choices and get_origin(annotation) is not tuple:  # of which the user writes several
+    if choices and get_origin(annotation) is not tuple:  # a tuple allows several values
         return click.Option(words, help=text, type=click.Choice(choices), envvar=variables)
 
     metavar = setting.flag.metavar

@@ -52,7 +52,6 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Fields that only tell how trials are compared, and are not part of a trial's id."""
     memory_remedy: ClassVar[str] = LESS_MEMORY
     """Remedy for a trial that runs out of memory at the smallest microbatch."""
-
     used_settings: ClassVar[frozenset[str] | None] = None
     """The keys of an experiment that apply to it; None: all."""
 
@@ -285,10 +284,21 @@ class Command(MetricWorkload):
     )
     # The optimizer and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
     used_settings: ClassVar[frozenset[str]] = frozenset(
-        (
-            *("name", "question", "workload", "code_folder", "context", "budget", "batches"),
-            *("lr", "seeds", "tuning", "answer", "optimizer", "schedule"),
-        )
+        {
+            "name",
+            "question",
+            "workload",
+            "code_folder",
+            "context",
+            "budget",
+            "batches",
+            "lr",
+            "seeds",
+            "tuning",
+            "answer",
+            "optimizer",
+            "schedule",
+        }
     )
 
     @property
@@ -331,7 +341,7 @@ class UserWorkload(MetricWorkload):
 
     kind: Literal["user"] = "user"
     object: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # the class, as module:object
-    grpo_settings: GrpoSettings | None = None  # of a class that is derived from Grpo
+    grpo_settings: GrpoSettings | None = None  # None: the class is not derived from Grpo
     tokens_per_sequence: Positive | None = None  # as the class declares it; None: the context
     is_language: bool | None = None  # whether it reads the experiment's model and data
 

@@ -231,7 +231,7 @@ def _utf16_without_mark(start: bytes) -> str | None:
 def _find_bad_byte(path: Path) -> tuple[str, int]:
     """Return the place of the first byte that is NUL or not UTF-8, in words, and its value."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    line = 1  # of the start of the block
+    line = 1  # the number of the first line of the block
     size = 0  # bytes before the block
     with open_file(path, "rb") as file:
         while True:

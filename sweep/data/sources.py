@@ -50,7 +50,7 @@ class CountedReader:
 
     def __init__(self, parts: Mapping[str, Reader]) -> None:
         self._parts = parts
-        self.tallies: list[Tally] = []  # of the parts, once all have been read
+        self.tallies: list[Tally] = []  # one per part, once all have been read
 
     def __call__(self) -> Iterator[Piece]:
         tallies = []

@@ -167,9 +167,8 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
     high = np.repeat(end, families, axis=-1)
     for _ in range(ROUNDS):
         step = (high - low) / (LOWEST_POINTS - 1)
-        lowest = low[..., None] + step[..., None] * np.arange(
-            LOWEST_POINTS
-        )  # (..., k, families, points)
+        steps = step[..., None] * np.arange(LOWEST_POINTS)
+        lowest = low[..., None] + steps  # (..., k, families, points)
         fit = _fit(points, is_given, lowest)
         least_of_family = fit.squares.min(-1)
         least = least_of_family.min(-1)

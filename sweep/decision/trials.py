@@ -3,12 +3,23 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
 from sweep.config.objective import Objective
 from sweep.plan.plan import PlannedTrial
 from sweep.trial.status import Cause, State, is_open
+
+
+class End(StrEnum):
+    """How a trial ended: divergence is data, other failures are not."""
+
+    COMPLETE = "complete"
+    DIVERGED = "diverged"
+    FAILED = "failed"
+    PRUNED = "pruned"
+    UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)
@@ -37,12 +48,12 @@ def parse_end(state: Any, cause: Any) -> tuple[State, Cause | None]:
     return parsed_state, parsed_cause
 
 
-def outcome_of(state: State, cause: Cause | None) -> str:
-    """Return how a trial ended: complete, diverged, failed, pruned or unfinished."""
+def end_of(state: State, cause: Cause | None) -> End:
+    """Return how a trial ended."""
     if cause is Cause.DIVERGED:
-        return "diverged"
-    ends = {State.COMPLETE: "complete", State.FAILED: "failed", State.PRUNED: "pruned"}
-    return ends.get(state, "unfinished")
+        return End.DIVERGED
+    ends = {State.COMPLETE: End.COMPLETE, State.FAILED: End.FAILED, State.PRUNED: End.PRUNED}
+    return ends.get(state, End.UNFINISHED)
 
 
 def compared_value(

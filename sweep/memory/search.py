@@ -76,7 +76,7 @@ class Measurement:
     def as_document(self) -> dict[str, Any]:
         derived = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
         document = {**asdict(self), "by_category": {}, **derived}
-        document["total_bytes"] = document.pop("limit_bytes")
+        document["total_bytes"] = document.pop("limit_bytes")  # the documented key
         del document["rests"]
         return document
 

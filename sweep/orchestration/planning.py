@@ -30,7 +30,7 @@ class Planned:
 
     plan: Plan
     requested: tuple[str, ...]  # ids of the trials that the command names
-    experiment: Experiment  # of the command; the plan's settings are those of the whole folder
+    experiment: Experiment  # the command's; the plan's settings are those of the whole folder
 
     @property
     def adds_seeds(self) -> bool:

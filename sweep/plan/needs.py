@@ -1,6 +1,6 @@
 """Settings that other settings leave without effect: they are refused, or the plan says so."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,98 +31,77 @@ class UnmetNeed:
         return f"{self.key} needs {self.needs}, got {self.got}"
 
 
-def unmet_needs(experiment: Experiment) -> list[UnmetNeed]:
-    """Return the settings that other settings leave without effect, whatever their values."""
-    needs = [
-        *_unmet_needs_of_tuning(experiment),
-        *_unmet_needs_of_answer(experiment),
-        *_unmet_needs_of_noise(experiment),
-    ]
+def unmet_needs(experiment: Experiment) -> Iterator[UnmetNeed]:
+    """Yield the settings that other settings leave without effect, whatever their values."""
+    yield from _unmet_needs_of_tuning(experiment)
+    yield from _unmet_needs_of_answer(experiment)
     if experiment.workload.is_program:
-        return needs + _unmet_needs_of_command(experiment)
-    return needs + _unmet_needs_of_training(experiment)
+        yield from _unmet_needs_of_command(experiment)
+    else:
+        yield from _unmet_needs_of_training(experiment)
 
 
-def _unmet_needs_of_tuning(experiment: Experiment) -> list[UnmetNeed]:
+def _unmet_needs_of_tuning(experiment: Experiment) -> Iterator[UnmetNeed]:
     if not parse_policy(experiment.lr).is_tuned:
-        needs = []
         for name in TuningSettings.model_fields:
-            need = UnmetNeed(
+            yield UnmetNeed(
                 key=f"tuning.{name}",
                 needs="lr tuned",
                 got=experiment.lr,
                 decided_by="lr",
                 remedy="Add --lr tuned",
             )
-            needs.append(need)
-        return needs
-
-    if len(experiment.tuning.dimensions) > 1:
-        return []
-    need = UnmetNeed(
-        key="tuning.trials",
-        needs="several dimensions",
-        got="lr",
-        decided_by="tune",
-        remedy="Add --tune lr,beta2",
-    )
-    return [need]
+    elif len(experiment.tuning.dimensions) == 1:
+        yield UnmetNeed(
+            key="tuning.trials",
+            needs="several dimensions",
+            got="lr",
+            decided_by="tune",
+            remedy="Add --tune lr,beta2",
+        )
 
 
-def _unmet_needs_of_answer(experiment: Experiment) -> list[UnmetNeed]:
-    needs = []
+def _unmet_needs_of_answer(experiment: Experiment) -> Iterator[UnmetNeed]:
     if experiment.seeds != "auto":
         for name in ("max_seeds", "max_hours"):
-            need = UnmetNeed(
+            yield UnmetNeed(
                 key=f"answer.{name}",
                 needs="seeds auto",
                 got=str(experiment.seeds or "the default"),
                 decided_by="seeds",
                 remedy="Add --seeds auto",
             )
-            needs.append(need)
     if experiment.target is None:
-        need = UnmetNeed(
+        yield UnmetNeed(
             key="evaluation.window", needs="a target", got="none", remedy="Add --target"
         )
-        needs.append(need)
-    return needs
-
-
-def _unmet_needs_of_noise(experiment: Experiment) -> list[UnmetNeed]:
-    needs = []
     if not experiment.noise_scale.measure:
         for name in ("points", "share"):
-            need = UnmetNeed(
+            yield UnmetNeed(
                 key=f"noise_scale.{name}",
                 needs="measurements of the noise scale",
                 got="none",
                 decided_by="noise",
                 remedy="Add --noise",
             )
-            needs.append(need)
+
+
+def _unmet_needs_of_training(experiment: Experiment) -> Iterator[UnmetNeed]:
+    """Yield the settings that the workload, the schedule or the optimizers do not use."""
     if not experiment.workload.can_measure_noise:
-        need = UnmetNeed(
+        yield UnmetNeed(
             key="noise_scale.measure",
             needs="a workload that does not sample",
             got=experiment.workload.name,
             decided_by="workload",
         )
-        needs.append(need)
-    return needs
-
-
-def _unmet_needs_of_training(experiment: Experiment) -> list[UnmetNeed]:
-    """Return the settings that the schedule or the optimizers of a training do not use."""
-    needs = []
     if experiment.schedule.name != "cosine":
-        need = UnmetNeed(
+        yield UnmetNeed(
             key="schedule.final_fraction",
             needs="the schedule cosine",
             got=experiment.schedule.name,
             decided_by="target",
         )
-        needs.append(need)
 
     names = experiment.optimizer_names
     used = set[str]()
@@ -137,19 +116,16 @@ def _unmet_needs_of_training(experiment: Experiment) -> list[UnmetNeed]:
             keys.append("tuning.dimensions")
         users = [user for user, facts in OPTIMIZER_FACTS.items() if setting in facts["settings"]]
         for key in keys:
-            need = UnmetNeed(
+            yield UnmetNeed(
                 key=key,
                 needs=f"the optimizer {' or '.join(users)}",
                 got=", ".join(names),
                 decided_by="optimizers",
             )
-            needs.append(need)
-    return needs
 
 
-def _unmet_needs_of_command(experiment: Experiment) -> list[UnmetNeed]:
-    """Return the settings that a command does not receive."""
-    needs = []
+def _unmet_needs_of_command(experiment: Experiment) -> Iterator[UnmetNeed]:
+    """Yield the settings that a command does not receive."""
     placeholders = {
         "optimizer.beta2": "beta2",
         "optimizer.weight_decay": "weight_decay",
@@ -158,16 +134,14 @@ def _unmet_needs_of_command(experiment: Experiment) -> list[UnmetNeed]:
     }
     for key, name in placeholders.items():
         if not experiment.workload.receives(name):
-            need = UnmetNeed(
+            yield UnmetNeed(
                 key=key, needs=f"{{{name}}} in the command", got="none", remedy="Add it"
             )
-            needs.append(need)
 
     of_trainings = [f"optimizer.{name}" for name in ("beta1", "eps", "clip", "options")]
     of_trainings += [f"schedule.{name}" for name in ("name", "final_fraction", "average")]
     for key in of_trainings:
-        needs.append(UnmetNeed(key=key, needs="a training of this package", got="a command"))
-    return needs
+        yield UnmetNeed(key=key, needs="a training of this package", got="a command")
 
 
 def settings_without_effect(experiment: Experiment) -> list[UnmetNeed]:

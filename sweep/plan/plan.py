@@ -27,9 +27,8 @@ def _begin_with_sweep_run(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-Command = Annotated[
-    tuple[str, ...], AfterValidator(_begin_with_sweep_run)
-]  # words, shown for people to repeat
+# Words of a command line, which reports show so that people can repeat it.
+SweepCommand = Annotated[tuple[str, ...], AfterValidator(_begin_with_sweep_run)]
 
 
 class PlannedTrial(Settings):
@@ -97,7 +96,7 @@ class Plan(Inputs):
     disk_bytes: int | None = None
     forecast_factor: float | None = None  # forecast_seconds may be off by this factor
     forecast_reason: str | None = None  # for a large factor; "" if there is none
-    commands: tuple[Command, ...] = ()  # that planned trials
+    commands: tuple[SweepCommand, ...] = ()  # that planned trials
     # Settings that `commands` lack: only Python can give them, or they are addresses with secrets.
     unrecorded: tuple[str, ...] = ()
     has_looks: bool = False  # seeds were added after earlier ones had been seen

@@ -20,6 +20,7 @@ from sweep.analysis.tables import compare_batch_sizes, final_trials, format_rang
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
 from sweep.decision.decision import OUTSIDE, UNDECIDED, WITHIN
+from sweep.decision.trials import End
 from sweep.plan.policies import LEAST_SEEDS
 from sweep.report import vega
 from sweep.report.drawing import draw, own_style
@@ -192,7 +193,7 @@ def plot_throughput(sweep: Sweep) -> Chart | None:
     trials = _final_trials(sweep.trials)
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
 
-    complete = trials[trials["outcome"] == "complete"]
+    complete = trials[trials["trial_end"] == End.COMPLETE]
     compared = complete
     with_policy = ""
     if sweep.leading:
@@ -221,7 +222,7 @@ def _plot_sizes(
     is_objective = metric == sweep.plan.settings.evaluated.name
     sizes = sweep.batch_sizes
     trials = trials.rename(columns={metric: name}).astype({name: float})
-    complete = trials[trials["outcome"] == "complete"]
+    complete = trials[trials["trial_end"] == End.COMPLETE]
 
     groups = complete.groupby([POLICY, SIZE], sort=False)[name]
     middle = groups.agg(["mean" if is_objective else "median", "size"])
@@ -253,7 +254,7 @@ def _plot_sizes(
 
     columns = [SIZE, POLICY, "seed"]
     seeds = complete[[*columns, name]]
-    diverged = trials.loc[trials["outcome"] == "diverged", [*columns, "cause"]]
+    diverged = trials.loc[trials["trial_end"] == End.DIVERGED, [*columns, "cause"]]
     edge = _worst_edge(sweep)
     layers = [
         vega.layer("line", middle, x, y, strokeDash=dash),
@@ -280,7 +281,7 @@ def plot_curves(sweep: Sweep) -> Chart | None:
     metrics[objective.curve] = objective.title.removeprefix("final ")
 
     trials = _final_trials(sweep.trials)
-    trial = trials["id"].where(trials["outcome"] != "complete", "")
+    trial = trials["id"].where(trials["trial_end"] != End.COMPLETE, "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=trial)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     panels = []
@@ -330,7 +331,7 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
         "detail": {"field": "trial"},
     }
     edge = _worst_edge(sweep) if is_objective else TOP
-    diverged = trials.loc[trials["outcome"] == "diverged", [SIZE, "seed", "tokens"]]
+    diverged = trials.loc[trials["trial_end"] == End.DIVERGED, [SIZE, "seed", "tokens"]]
     diverged = diverged.rename(columns={"tokens": unit})
     layers = [
         vega.layer("line", rows, x, y, **by_trial, tooltip=True),

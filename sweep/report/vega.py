@@ -24,7 +24,7 @@ HEIGHT = 260  # height of a panel in pixels
 TOP: Spec = {"value": 5}  # positions at an edge, whatever the scale
 BOTTOM: Spec = {"value": HEIGHT - 5}
 COUNT = "~s"  # format of large tick labels: 12k
-LARGEST = 1e150  # of values in figures, also of inverse ones; limits and ticks cannot overflow
+LARGEST = 1e150  # bound of values and of inverse values, so that limits and ticks are finite
 DIGITS = 6  # significant digits of numbers in a specification
 RESERVED = re.compile(r"[.\[\]\\'\"]")  # Vega-Lite takes a field with these for a path
 

@@ -14,7 +14,7 @@ Base = TypeVar("Base")
 class Extension:
     """An object that an installed package registers."""
 
-    name: str  # of the entry point
+    name: str  # the name of its entry point
     value: str  # module:object, or a module
     package: str
     loaded: Any

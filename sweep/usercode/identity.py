@@ -57,7 +57,7 @@ def describe_objects(names: Iterable[str], code_folder: str | None = None) -> st
     """Return each object or command with its files and their hashes; imports nothing.
 
     Args:
-        code_folder: of the experiment's file, which may hold its modules.
+        code_folder: the folder of the experiment's file, which may hold its modules.
     """
     descriptions = []
     for name in names:
@@ -97,7 +97,7 @@ def identify_code(
     use_code_folder(code_folder)
     sources = _find_sources(names)
     code: dict[str, Any] = {"files": _hash_files(names, sources)}
-    code["packages"] = _package_versions(sources)  # of the modules that hashing has found
+    code["packages"] = _package_versions(sources)  # those that hashing has found
 
     objects = {name: load_object(name) for name in names if not is_command(name)}
     identities = {}
@@ -135,7 +135,7 @@ def _find_sources(names: Sequence[str]) -> Sources:
     """Import objects, or split a command, and return where their code lies."""
     sources = Sources()
     code_folders: list[Path] = []
-    words: list[str] = []  # of a command
+    words: list[str] = []  # the words of a command
     loaded_before = {*sys.modules}  # the worker's own
     for name in names:
         if is_command(name):

@@ -16,7 +16,7 @@ from typing import Any
 
 from sweep.errors import SweepError, describe_error
 
-_code_folder: str | None = None  # that this process has added to sys.path
+_code_folder: str | None = None  # the folder that this process has added to sys.path
 
 
 def load_object(name: str) -> Any:
@@ -49,7 +49,7 @@ def search_path(code_folder: str | None) -> list[str]:
 
 
 def use_code_folder(folder: str | None) -> None:
-    """Let this process import modules of an experiment's folder; it leaves the one before.
+    """Let this process import modules of an experiment's folder, in place of the previous one.
 
     Raises:
         SweepError: if the process has loaded a module of the same name from another file.

@@ -44,7 +44,7 @@ EDGE = (0.0, 0.01, 0.01, 0.01, 0.01)  # all others as far from the best as the t
 class Case:
     """One kind of sweep: losses in nats, rates as natural logarithms."""
 
-    seeds: int = 5  # of final trials; 0: auto
+    seeds: int = 5  # seeds of the final trials; 0: auto
     best: tuple[float, ...] = EQUAL  # expected loss of each batch size at its best rate
     curvature: float = 0.2
     ratio: float = 1.0  # curvature above the best rate over that below

@@ -13,7 +13,7 @@ from sweep.plan.target import PATIENCE
 
 MISSING_CURVES = ("metrics.jsonl",)  # "columns" that no table of trials has
 MOST_INTERPOLATION_ERROR = 0.01  # relative error of the tokens to a target
-MOST_MISFIT = 0.1  # of log S, at one batch size
+MOST_MISFIT = 0.1  # largest error of log S at a batch size
 
 
 @check(

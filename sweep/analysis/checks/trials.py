@@ -28,7 +28,7 @@ LEAST_LOG_LENGTHS = 3  # two wrong numbers of steps do not look like a log of th
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
-LEAST_THROUGHPUT = 0.6  # of the sequences per second of a smaller batch size
+LEAST_THROUGHPUT = 0.6  # as a share of the sequences per second at a smaller batch size
 MOST_EPOCHS = 4
 MOST_INITIAL_MISFIT = 0.25  # nats; random logits add up to about 0.15
 MOST_STATUS_CHARACTERS = 40
@@ -630,7 +630,7 @@ def _values_of_executions(texts: Iterable[str]) -> dict[str, set[str]]:
         seen = values.setdefault(f"execution.{name}", set())
         for execution in executions:
             value = execution.get(name)  # None also if an older version did not record it
-            if isinstance(value, list) and value:  # of the attempts of a trial
+            if isinstance(value, list) and value:  # a value for each attempt of a trial
                 seen.update(map(json.dumps, value))
             else:
                 seen.add(json.dumps(value))

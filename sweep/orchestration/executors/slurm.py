@@ -55,7 +55,7 @@ class JobRequest:
 
     cluster: str  # slurm or local, as submitit names them
     at_once: int  # jobs in the queue at the same time
-    parameters: dict[str, Any]  # of submitit
+    parameters: dict[str, Any]  # as submitit names them
 
 
 def parse_request(text: str | None) -> JobRequest:
