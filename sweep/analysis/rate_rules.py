@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
-from scipy.stats import linregress
 
 from sweep.analysis.sentences import join
 from sweep.analysis.tables import Estimate
@@ -25,6 +24,8 @@ def rate_exponent(rates: Sequence[TunedRate]) -> Estimate | None:
 
     The interval is that of the regression of log rates, so it includes deviations from a power.
     """
+    from scipy.stats import linregress  # half a second that fixed rates need not wait
+
     fitted = [(rate.batch_size, rate.optimum) for rate in rates if rate.optimum is not None]
     if len(fitted) < 3:
         return None

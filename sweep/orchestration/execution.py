@@ -1,5 +1,6 @@
 """Decide how a plan is executed on this machine: device, threads, compilation, microbatch."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from sweep.config.execution import Execution
@@ -15,31 +16,54 @@ COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs 
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
-def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has for the trials of a plan."""
+
+    device: str  # the one that was asked for; of another machine if trials run elsewhere
+    cores: int
+    can_compile: bool  # for that device; assumed for a device of another machine
+
+
+def find_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
+    """Look at this machine in a child process: the command itself need not import torch.
+
+    Raises:
+        SweepError: the device is missing, or has less memory than the limit that was chosen.
+    """
+    machine: Machine = run_job(_look_at_machine, chosen, is_elsewhere)
+    return machine
+
+
+def _look_at_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
     from sweep.memory.limit import refuse_memory_limit
-    from sweep.training.device import available_cores, resolve_device
+    from sweep.training.device import available_cores, has_compiler, is_available, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
+    execution = chosen.model_copy(update={"device": device})
+    if not is_elsewhere:
+        refuse_memory_limit(execution)
+    can_compile = has_compiler(execution.device_type) or not is_available(device)
+    return Machine(device, available_cores(), can_compile)
+
+
+def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine) -> Execution:
+    device = machine.device
     devices = chosen.devices
     if "devices" not in chosen.model_fields_set and chosen.microbatch and chosen.accumulation:
         sequences = chosen.microbatch * chosen.accumulation
         devices = max(1, min(experiment.batches) // sequences)  # checked in the plan
     _refuse_unsuited(experiment, chosen, device, devices)
 
-    device_type = device.partition(":")[0]
-    if device_type != "cpu" and chosen.device_memory_bytes and not is_elsewhere:
-        # In a child process, because the question creates a context on the device.
-        run_job(refuse_memory_limit, chosen.model_copy(update={"device": device}))
-
     decided: dict[str, Any] = {"device": device, "devices": devices}
-    decided["threads"] = max(1, available_cores() // devices)
+    decided["threads"] = max(1, machine.cores // devices)
     if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
     else:
         decided["evaluation_batch_size"] = 1
     if chosen.loss_chunk_rows is None:
-        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device_type]
+        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
     return chosen.model_copy(update=decided)
 
 
@@ -68,10 +92,8 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
         )
 
 
-def reason_for_eager_steps(plan: Plan) -> str | None:
+def reason_for_eager_steps(plan: Plan, machine: Machine) -> str | None:
     """Return why steps are not compiled; None if they are."""
-    from sweep.training.device import has_compiler, is_available
-
     execution = plan.execution
     device = execution.device
     is_cpu = device == "cpu"
@@ -83,7 +105,7 @@ def reason_for_eager_steps(plan: Plan) -> str | None:
     flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
     if is_cpu and flops < COMPILE_FLOPS:
         return f"the plan has only {flops:.1e} training FLOPs"
-    if is_available(device) and not has_compiler(execution.device_type):
+    if not machine.can_compile:
         return "no compiler on this machine"
     return None
 

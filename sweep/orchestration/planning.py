@@ -10,7 +10,12 @@ from typing import Any
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.errors import SweepError
-from sweep.orchestration.execution import bound_by_memory, decide_execution, reason_for_eager_steps
+from sweep.orchestration.execution import (
+    bound_by_memory,
+    decide_execution,
+    find_machine,
+    reason_for_eager_steps,
+)
 from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.inspection import inspect_plan
@@ -124,7 +129,8 @@ def _warn_about_ended_trials(old: Plan, plan: Plan, folder: SweepFolder) -> None
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     """Plan a new sweep, without bounds by a forecast of memory."""
     experiment = request.experiment
-    execution = decide_execution(experiment, request.execution, is_elsewhere)
+    machine = find_machine(request.execution, is_elsewhere)
+    execution = decide_execution(experiment, request.execution, machine)
     if experiment.precision == "auto":
         is_half = execution.device_type == "cuda" and experiment.model.supports_half_precision
         precision = "bf16" if is_half else "fp32"
@@ -133,7 +139,7 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     if not experiment.workload.has_known_model:
         return plan
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
-    reason = reason_for_eager_steps(plan)
+    reason = reason_for_eager_steps(plan, machine)
     text = f"eager: {reason}" if reason else "torch.compile"
     decided = {"compile": not reason, "compile_reason": text}
     return plan.model_copy(update={"execution": execution.model_copy(update=decided)})

@@ -10,16 +10,15 @@ from sweep.api import run_sweep
 from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration import estimates
+from sweep.orchestration import estimates, planning
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.execution import decide_execution
+from sweep.orchestration.execution import Machine, decide_execution, find_machine
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.plan.plan import Inputs, build_plan
 from sweep.resources import sha256_of_file
-from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from sweep.usercode.objects import load_object, use_code_folder
@@ -35,7 +34,7 @@ def plan_here(path=NOWHERE, is_elsewhere=False, execution=None, name="quick", **
 
 
 @pytest.mark.parametrize(
-    ("device", "budget", "has_compiler", "compiles"),
+    ("device", "budget", "can_compile", "compiles"),
     [
         ("cpu", "196608", True, False),  # too few FLOPs
         ("cpu", "100M", True, True),
@@ -46,20 +45,19 @@ def plan_here(path=NOWHERE, is_elsewhere=False, execution=None, name="quick", **
     ],
 )
 def test_compiling_is_decided_by_device_size_and_compiler(
-    monkeypatch, device, budget, has_compiler, compiles
+    monkeypatch, device, budget, can_compile, compiles
 ):
-    monkeypatch.setattr(machine, "has_compiler", lambda _: has_compiler)
-    monkeypatch.setattr(machine, "is_available", lambda _: True)
-    monkeypatch.setattr(machine, "resolve_device", lambda asked: asked)
+    machine = Machine(device, cores=2, can_compile=can_compile)
+    monkeypatch.setattr(planning, "find_machine", lambda *_: machine)
     execution = plan_here(budget=budget, execution={"device": device}).execution
     assert execution.compile is compiles
-    assert ("no compiler" in execution.compile_reason) is (not has_compiler)
+    assert ("no compiler" in execution.compile_reason) is (not can_compile)
 
 
 def test_decisions_are_read_again_and_others_are_refused(tmp_path, monkeypatch):
     first = plan_here(tmp_path)
     save_plan(first, SweepFolder(tmp_path))
-    monkeypatch.setattr(machine, "resolve_device", None)  # would fail if it were called
+    monkeypatch.setattr(planning, "find_machine", None)  # would fail if it were called
     assert plan_here(tmp_path, batches="128").execution == first.execution
     with pytest.raises(SweepError, match="device was decided as 'cpu'"):
         plan_here(tmp_path, execution={"device": "cuda:0"})
@@ -181,7 +179,8 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
 
 
 def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "is_available", lambda _: False)
+    machine = Machine("cuda", cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "find_machine", lambda *_: machine)
 
     def plan_elsewhere(memory):
         execution = {"device": "cuda", "device_memory_bytes": memory}
@@ -226,7 +225,7 @@ def test_any_two_of_microbatch_devices_and_accumulation_give_the_third(batches, 
     names = ("microbatch_size", "devices", "gradient_accumulation_steps")
     plan = plan_here(batches=batches, execution=execution)
     assert [tuple(getattr(row, name) for name in names) for row in plan.trials] == sizes
-    cores = machine.available_cores()
+    cores = find_machine(plan.execution, is_elsewhere=False).cores
     assert plan.execution.threads == max(1, cores // plan.execution.devices)
 
 
@@ -249,8 +248,8 @@ def test_grpo_runs_on_one_device():
         plan_here(name="grpo-words", execution={"devices": 2}, batches=[16], data="synthetic")
     # Each refusal names the one condition that fails.
     with pytest.raises(SweepError, match="the device cpu or cuda, got 'mps'"):
-        chosen = Execution(device="mps", devices=2)
-        decide_execution(load_experiment("quick"), chosen, is_elsewhere=True)
+        machine = Machine("mps", cores=2, can_compile=False)
+        decide_execution(load_experiment("quick"), Execution(devices=2), machine)
 
 
 NET = """
