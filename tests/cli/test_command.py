@@ -247,9 +247,15 @@ def check(call, *options):
     ("old", "new", "failed"),
     [
         ("# here", "pass", None),
-        ("# here", "w += random.random() / 1e4", "command_repeats"),
-        ("# here", "w += options.microbatch / 1e4", "command_accumulation"),
         ("w, first = json.load(file)", "_, first = json.load(file)", "command_resumes"),
+        # Further cases.
+        pytest.param(
+            *("# here", "w += random.random() / 1e4", "command_repeats"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *("# here", "w += options.microbatch / 1e4", "command_accumulation"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_check_passes_a_good_command_and_finds_each_broken_promise(

@@ -77,14 +77,9 @@ def no_program_outlives_its_test(interruptible):
     "words",
     [
         ("quick", "--lr", "tuned", "--optimizers", "adamw,muon"),
-        (
-            "tinystories",
-            "--data",
-            "synthetic",
-            "--budget",
-            "327M",
-            "--batches",
-            "1,8,32,64,128,256",
+        pytest.param(
+            ("tinystories", "--data", "synthetic", "--budget", "327M", "--batches", "1,8,64,256"),
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ("quick", "--batches", "4,6,10", "--lr", "tuned", "--seeds", "auto", "--verbose"),

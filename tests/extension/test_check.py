@@ -26,8 +26,8 @@ def audit(installation: Installation, table: Path) -> dict[str, dict]:
 
 def test_the_report_of_a_sweep_makes_the_check_and_its_answer_depends_on_it(installation):
     PACKAGE.install(installation.packages)
-    budget = ("--batches", "4,8", "--budget", "8192")
-    installation.run("run", "quick", *budget, "--out", "sweep", "--yes")
+    budget = ("--batches", "4,8", "--budget", "128")
+    installation.run("run", "quadratic", *budget, "--out", "sweep", "--yes")
 
     out = installation.work / "sweep"
     evidence = "The least number of steps is 16."

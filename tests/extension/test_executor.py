@@ -18,7 +18,7 @@ from tests.extension.packages import ROOT, Installation, Package
 from tests.orchestration.clusters import assert_same, wait_until
 
 PACKAGE = Package.of_page("executors.md")
-QUICK = ("quick", "--batches", "4,8", "--budget", "4096", "--device", "cpu")
+SMALL = ("quadratic", "--batches", "4,8", "--budget", "1024", "--device", "cpu")
 # Notes each program that it starts, and becomes that program.
 LAUNCH = f"""#!{sys.executable}
 import os, sys
@@ -89,14 +89,14 @@ def test_its_flags_are_in_the_help_with_those_of_the_shipped_executors(launcher)
 
 
 def test_a_sweep_ends_with_the_losses_of_the_local_executor(launcher):
-    launcher.run("run", *QUICK, "--yes", "--out", "here")
+    launcher.run("run", *SMALL, "--yes", "--out", "here")
     launcher.run("status", "here")
     launcher.run("report", "here")
     assert not launcher.is_imported, "no command has named an executor of another package"
 
     options = {"executor": "launcher", "launcher": str(launcher.launch), "launcher_jobs": "2"}
     flags = [w for name, v in options.items() for w in (f"--{name.replace('_', '-')}", v)]
-    launcher.run("run", *QUICK, "--yes", *flags, "--out", "there")
+    launcher.run("run", *SMALL, "--yes", *flags, "--out", "there")
     here, there = (SweepFolder(launcher.work / name) for name in ("here", "there"))
     assert {trial.read_status().state for trial in there.trials()} == {State.COMPLETE}
     ids = sorted(trial.id for trial in there.trials())
@@ -126,9 +126,9 @@ def test_a_stopped_sweep_leaves_checkpoints_and_resumes(launcher, interruptible)
 
 def test_variables_and_python_can_choose_it(launcher, monkeypatch):
     variables = {"SWEEP_RUN_EXECUTOR": "launcher", "SWEEP_RUN_LAUNCHER": "ssh node1"}
-    assert "SWEEP_" not in launcher.run("run", *QUICK, "--dry-run", **variables)
+    assert "SWEEP_" not in launcher.run("run", *SMALL, "--dry-run", **variables)
     assert "SWEEP_" not in launcher.run("data", "info", **variables)
-    text = launcher.run("forecast", "quick", "--batches", "4", **variables)
+    text = launcher.run("forecast", "quadratic", "--batches", "4", **variables)
     assert "does not read SWEEP_RUN_EXECUTOR, SWEEP_RUN_LAUNCHER." in text
 
     monkeypatch.syspath_prepend(str(launcher.packages))
@@ -142,9 +142,9 @@ def test_variables_and_python_can_choose_it(launcher, monkeypatch):
 
 
 def test_its_flags_are_refused_without_it_and_their_values_are_checked(launcher):
-    message = launcher.refusal("run", *QUICK, "--launcher", "ssh node1", "--out", "out")
+    message = launcher.refusal("run", *SMALL, "--launcher", "ssh node1", "--out", "out")
     assert "launcher needs the executor launcher, got local. Add --executor launcher" in message
-    message = launcher.refusal("run", *QUICK, "--executor", "launcher", "--out", "out")
+    message = launcher.refusal("run", *SMALL, "--executor", "launcher", "--out", "out")
     assert "launcher must be a command" in message
     assert "'local', 'ray', 'slurm', 'launcher'" in launcher.refusal("run", "--executor", "moon")
     assert not (launcher.work / "out").exists()

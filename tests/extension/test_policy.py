@@ -17,7 +17,7 @@ from tests.analysis.made_up_sweeps import write_clear_sweep
 from tests.extension.packages import ROOT, Installation, Package
 
 PACKAGE = Package.of_page("tuning.md")
-QUICK = ("quick", "--batches", "8,64", "--budget", "8192", "--device", "cpu")
+SMALL = ("quadratic", "--batches", "8,64", "--budget", "8192", "--device", "cpu")
 OTHER = """
 from my_policies import CubeRoot
 
@@ -46,7 +46,7 @@ def finished(tmp_path_factory):
     installation = Installation(tmp_path_factory.mktemp("policy"))
     PACKAGE.install(installation.packages)
     words = ("--lr", "cbrt:1e-3@8", "--seeds", "3", "--yes", "--out", "out")
-    installation.run("run", *QUICK, *words)
+    installation.run("run", *SMALL, *words)
     return installation
 
 
@@ -72,8 +72,8 @@ def test_its_sweep_grows_by_batch_sizes_and_by_another_policy(finished):
     out = finished.work / "grown"
     shutil.copytree(finished.work / "out", out)
     words = ("--yes", "--out", out, "--seeds", "3")
-    finished.run("run", *QUICK, "--batches", "16", "--lr", "cbrt:1e-3@8", *words)
-    finished.run("run", *QUICK, "--lr", "1e-3", *words)
+    finished.run("run", *SMALL, "--batches", "16", "--lr", "cbrt:1e-3@8", *words)
+    finished.run("run", *SMALL, "--lr", "1e-3", *words)
     states = [trial.read_status().state for trial in SweepFolder(out).trials()]
     assert states == ["COMPLETE"] * 15
     rates = trained(out, "cbrt:0.001@8")
@@ -98,7 +98,7 @@ def test_where_its_package_is_missing_its_trials_count_as_untuned(finished):
 
 def test_its_name_alone_is_refused_with_the_forms_of_all_policies(installation):
     PACKAGE.install(installation.packages)
-    message = installation.refusal("run", *QUICK, "--lr", "cbrt:1e-3", "--out", "out")
+    message = installation.refusal("run", *SMALL, "--lr", "cbrt:1e-3", "--out", "out")
     assert "tuned or cbrt:RATE@BATCH, got 'cbrt:1e-3'" in message
 
 
@@ -114,7 +114,7 @@ def test_its_name_alone_is_refused_with_the_forms_of_all_policies(installation):
 def test_a_package_with_a_mistake_is_refused_in_one_sentence(installation, policies, says):
     modules = {**PACKAGE.modules, "other.py": OTHER}
     Package(modules, {"sweep.policies": policies}).install(installation.packages)
-    assert re.search(says, installation.refusal("run", *QUICK, "--lr", "1e-3", "--out", "out"))
+    assert re.search(says, installation.refusal("run", *SMALL, "--lr", "1e-3", "--out", "out"))
 
 
 @pytest.fixture

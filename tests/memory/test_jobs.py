@@ -62,8 +62,8 @@ BATCHES = [4, 6, 8, 12, 16, 24, 32, 48, 64]
     ("experiment", "device", "limits"),
     [
         ("quadratic", "cpu", range(100_000, 800_000, 210_000)),
-        ("quick", "cuda", [20 * MIB]),
         # Further cases.
+        pytest.param("quick", "cuda", [20 * MIB], marks=pytest.mark.slow),
         pytest.param("quadratic", "cpu", range(100_000, 800_000, 70_000), marks=pytest.mark.slow),
         pytest.param("quadratic", "cuda", range(100_000, 800_000, 70_000), marks=pytest.mark.slow),
         # Where 16 fits alone and 12 as a part.

@@ -82,7 +82,10 @@ def test_memory_that_is_not_linear_is_bisected():
 
 @pytest.mark.parametrize(
     ("experiment", "settings", "unit"),
-    [("quick", {"batches": [8]}, 1), ("grpo-words", {**GRPO, "soak": 0}, 4)],
+    [
+        ("quick", {"batches": [8]}, 1),
+        pytest.param("grpo-words", {**GRPO, "soak": 0}, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_not_even_one_sequence_or_group_fits(experiment, settings, unit):
     document = probe_memory(experiment, **within(MIB), **settings)

@@ -63,14 +63,35 @@ KINDS = ["tuned", "target", "rewards", "failures"]
 KINDS += [pytest.param(kind, marks=pytest.mark.slow) for kind in FURTHER_KINDS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_published_folder_gives_the_same_report_as_its_sweep(tmp_path, kind):
-    write_sweep(tmp_path / "s", kind)
-    publish(tmp_path / "s", tmp_path / "published" / "s")
-    write_report(tmp_path / "s")
-    write_report(tmp_path / "published" / "s", tmp_path / "again")
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
-    assert load_tables(tmp_path / "published" / "s").warnings == ()
+@pytest.fixture(scope="module", params=KINDS)
+def published(tmp_path_factory, request):
+    """A published sweep of each kind, beside the folder `s` of the sweep; not to be changed."""
+    path = tmp_path_factory.mktemp("kind")
+    write_sweep(path / "s", request.param)
+    publish(path / "s", path / "published" / "s")
+    return path / "published" / "s"
+
+
+@pytest.fixture
+def plain_curves(plain_published, tmp_path):
+    """The table of curves in a copy of a published sweep, which may be damaged."""
+    return shutil.copytree(plain_published, tmp_path / "published") / CURVES
+
+
+@pytest.fixture(scope="module")
+def plain_published(plain, tmp_path_factory):
+    """The sweep `plain`, published; not to be changed."""
+    path = tmp_path_factory.mktemp("plain") / "published"
+    publish(plain, path)
+    return path
+
+
+def test_a_published_folder_gives_the_same_report_as_its_sweep(published, tmp_path):
+    sweep = published.parents[1] / "s"
+    write_report(sweep)
+    write_report(published, tmp_path / "again")
+    assert files_of(tmp_path / "again") == files_of(sweep)
+    assert load_tables(published).warnings == ()
 
 
 def test_the_noise_scale_and_its_intervals_are_published(tuned, tmp_path):
@@ -92,12 +113,10 @@ def test_publishing_replaces_nothing_and_needs_intact_trials(plain, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_curves_the_report_says_so_and_claims_nothing_from_no_trial(tmp_path, kind):
-    write_sweep(tmp_path / "s", kind)
-    publish(tmp_path / "s", tmp_path / "published")
-    (tmp_path / "published" / CURVES).unlink()
-    text = write_report(tmp_path / "published", tmp_path / "again").read_text()
+def test_without_curves_the_report_says_so_and_claims_nothing_from_no_trial(published, tmp_path):
+    lacking = shutil.copytree(published, tmp_path / "published")
+    (lacking / CURVES).unlink()
+    text = write_report(lacking, tmp_path / "again").read_text()
     assert f"{CURVES} is missing" in text
     assert "0 of 0" not in text and "No trial has ended" not in text and "nan" not in text
     assert "in common" not in text  # of losses at equal tokens
@@ -172,22 +191,18 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_table_of_curves_that_was_damaged_is_refused(plain, tmp_path, damage):
-    publish(plain, tmp_path / "published")
-    path = tmp_path / "published" / CURVES
-    table = pd.read_csv(path, dtype=str)
-    DAMAGES[damage](table).to_csv(path, index=False)
+def test_a_table_of_curves_that_was_damaged_is_refused(plain_curves, damage):
+    table = pd.read_csv(plain_curves, dtype=str)
+    DAMAGES[damage](table).to_csv(plain_curves, index=False)
     with pytest.raises(SweepError, match=r"curves\.csv must have .* Restore it"):
-        load_tables(tmp_path / "published")
+        load_tables(plain_curves.parent)
 
 
-def test_a_trial_without_points_in_the_table_of_curves_is_named(plain, tmp_path):
-    publish(plain, tmp_path / "published")
-    path = tmp_path / "published" / CURVES
-    table = pd.read_csv(path, dtype=str)
+def test_a_trial_without_points_in_the_table_of_curves_is_named(plain_curves):
+    table = pd.read_csv(plain_curves, dtype=str)
     first = table["id"][0]
-    table[table["id"] != first].to_csv(path, index=False)
-    (warning,) = load_tables(tmp_path / "published").warnings
+    table[table["id"] != first].to_csv(plain_curves, index=False)
+    (warning,) = load_tables(plain_curves.parent).warnings
     assert first in warning and CURVES in warning
 
 

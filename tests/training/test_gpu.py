@@ -80,7 +80,10 @@ def assert_same_training(trial, whole):
         assert curve == pytest.approx(expected, rel=2e-2)
 
 
-@devices
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_a_forked_attempt_that_is_killed_resumes_from_its_checkpoint(tmp_path, device, compile):
     config = trial_config(device, compile, checkpoint_seconds=0.0)

@@ -147,7 +147,9 @@ def test_a_script_without_a_main_guard_runs_once_and_leaves_nothing_open(tmp_pat
     assert output.split() == ["once", "42"] and not errors
 
 
-@pytest.mark.parametrize("stop", ["", "process.stop()\n"])  # which `sleep` does not notice
+@pytest.mark.parametrize(  # `sleep` does not notice that it is stopped
+    "stop", ["process.stop()\n", pytest.param("", marks=pytest.mark.slow)]
+)
 def test_processes_and_helper_end_with_a_parent_that_was_killed(tmp_path, stop):
     script, written = "process = FreshProcess(sleep, Path(sys.argv[1]))\n", tmp_path / "pids"
     script += f"{stop}process.result()\n"

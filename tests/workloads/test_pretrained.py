@@ -16,10 +16,12 @@ from sweep.config.pretrained import fields_of_model
 from sweep.errors import SweepError
 from sweep.models.build import build_model
 from sweep.orchestration.estimates import estimate
+from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request
 from sweep.plan.growth import grow_plan
+from sweep.plan.plan import build_plan
 from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
@@ -53,8 +55,11 @@ def fields(pretrained, text, **more):
 
 
 def trial_of(pretrained, text, folder):
+    """Return a trial as `make_plan` plans it, without building anything."""
     experiment = load_experiment("grpo-words", fields(pretrained, text))
-    plan = make_plan(Request(experiment, Execution(device="cpu"), SweepFolder(folder))).plan
+    execution = Execution(device="cpu", threads=2)
+    request, inputs = identify_inputs(Request(experiment, execution, SweepFolder(folder)))
+    plan = build_plan(request.experiment, execution, inputs)
     return SweepFolder(folder).located(plan.trial_config(plan.trials[0], "x"))
 
 
