@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from http.client import HTTPException
 from itertools import chain, count
 from pathlib import Path
@@ -33,7 +34,7 @@ from sweep.tracking.addresses import (
     with_driver,
     without_password,
 )
-from sweep.trial.files import find_json, refuse_super_journal, sha256_of
+from sweep.trial.files import find_json, refuse_super_journal, replacing, sha256_of
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import TrialStatus
 
@@ -232,15 +233,26 @@ def connect(uri: str) -> "MlflowClient":
     if path:  # a connection that is kept would write to a file that is gone
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     if path and not path.exists():
-        # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
-        # MLflow initializes a path only once per process, so the name must be new.
-        with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
-            new = Path(folder) / path.name
-            address = mlflow_address(sqlite_address(new))
-            MlflowClient(address, address).search_experiments()
-            new.replace(path)
+        with replacing(path) as part:
+            part.write_bytes(_empty_database())
     address = mlflow_address(uri)
     return MlflowClient(address, address)
+
+
+@cache
+def _empty_database() -> bytes:
+    """Return an SQLite file with MLflow's tables, which it creates one by one, in seconds.
+
+    A command killed meanwhile must leave no database, and MLflow creates the tables of a path only
+    once in a process.
+    """
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mlflow.db"
+        address = mlflow_address(sqlite_address(path))
+        MlflowClient(address, address).search_experiments()
+        return path.read_bytes()
 
 
 def metric_name(name: str, unit: str) -> str:
