@@ -9,7 +9,8 @@ CUDA_BUILD ?= .venv-cuda
 GPU_PYTHON ?= 3.12
 WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= -n 2 --dist loadfile
+# Many tests wait for a process to start or to end, so that three workers keep two cores busy.
+PYTEST_WORKERS ?= -n 3 --dist worksteal
 TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 

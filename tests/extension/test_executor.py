@@ -91,7 +91,7 @@ def test_its_flags_are_in_the_help_with_those_of_the_shipped_executors(launcher)
 def test_a_sweep_ends_with_the_losses_of_the_local_executor(launcher):
     launcher.run("run", *SMALL, "--yes", "--out", "here")
     launcher.run("status", "here")
-    launcher.run("report", "here")
+    launcher.run("answer", "here")
     assert not launcher.is_imported, "no command has named an executor of another package"
 
     options = {"executor": "launcher", "launcher": str(launcher.launch), "launcher_jobs": "2"}
