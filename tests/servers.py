@@ -51,6 +51,8 @@ class Service:
         while not is_ready():
             assert self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.1)
+        # Or another process has taken the port, and answers.
+        assert self.process.poll() is None, (self.folder / "log").read_text()
 
     def die(self) -> None:
         if self.process is not None:

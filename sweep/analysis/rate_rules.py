@@ -24,11 +24,11 @@ def rate_exponent(rates: Sequence[TunedRate]) -> Estimate | None:
 
     The interval is that of the regression of log rates, so it includes deviations from a power.
     """
-    from scipy.stats import linregress  # half a second that fixed rates need not wait
-
     fitted = [(rate.batch_size, rate.optimum) for rate in rates if rate.optimum is not None]
     if len(fitted) < 3:
         return None
+    from scipy.stats import linregress  # takes half a second, and only tuned rates need it
+
     line = linregress(*np.log(fitted).T)
     half = float(stdtrit(len(fitted) - 2, 1 - ALPHA / 2)) * line.stderr
     return Estimate(line.slope, line.slope - half, line.slope + half)

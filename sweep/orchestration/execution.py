@@ -18,24 +18,26 @@ LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.m
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has for the trials of a plan."""
+    """Properties of this machine on which the execution of a plan depends."""
 
-    device: str  # the one that was asked for; of another machine if trials run elsewhere
+    device: str  # resolved, unless trials run elsewhere
     cores: int
-    can_compile: bool  # for that device; assumed for a device of another machine
+    can_compile: bool  # for that device; assumed if this machine lacks it
 
 
-def find_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
-    """Look at this machine in a child process: the command itself need not import torch.
+def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
+    """Inspect this machine in a child process.
+
+    So the command neither imports torch nor creates a context on the device.
 
     Raises:
         SweepError: the device is missing, or has less memory than the limit that was chosen.
     """
-    machine: Machine = run_job(_look_at_machine, chosen, is_elsewhere)
+    machine: Machine = run_job(_inspect_machine, chosen, is_elsewhere)
     return machine
 
 
-def _look_at_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
+def _inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
     from sweep.memory.limit import refuse_memory_limit
     from sweep.training.device import available_cores, has_compiler, is_available, resolve_device
 

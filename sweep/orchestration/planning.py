@@ -13,7 +13,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.execution import (
     bound_by_memory,
     decide_execution,
-    find_machine,
+    inspect_machine,
     reason_for_eager_steps,
 )
 from sweep.orchestration.executors.build import find_executor
@@ -129,7 +129,7 @@ def _warn_about_ended_trials(old: Plan, plan: Plan, folder: SweepFolder) -> None
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     """Plan a new sweep, without bounds by a forecast of memory."""
     experiment = request.experiment
-    machine = find_machine(request.execution, is_elsewhere)
+    machine = inspect_machine(request.execution, is_elsewhere)
     execution = decide_execution(experiment, request.execution, machine)
     if experiment.precision == "auto":
         is_half = execution.device_type == "cuda" and experiment.model.supports_half_precision

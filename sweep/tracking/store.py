@@ -14,7 +14,6 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from functools import cache
 from http.client import HTTPException
 from itertools import chain, count
 from pathlib import Path
@@ -34,7 +33,7 @@ from sweep.tracking.addresses import (
     with_driver,
     without_password,
 )
-from sweep.trial.files import find_json, refuse_super_journal, replacing, sha256_of
+from sweep.trial.files import find_json, refuse_super_journal, sha256_of
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import TrialStatus
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 LOG = logging.getLogger(__name__)
+_EMPTY_DATABASES: list[bytes] = []  # the first of this process; its tables take MLflow seconds
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
 VIEW = "mlflow.sharedViewState."
@@ -233,26 +233,19 @@ def connect(uri: str) -> "MlflowClient":
     if path:  # a connection that is kept would write to a file that is gone
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     if path and not path.exists():
-        with replacing(path) as part:
-            part.write_bytes(_empty_database())
+        # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
+        with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
+            new = Path(folder) / path.name
+            if _EMPTY_DATABASES:
+                new.write_bytes(_EMPTY_DATABASES[0])
+            else:
+                # MLflow initializes a path only once per process, so the name must be new.
+                address = mlflow_address(sqlite_address(new))
+                MlflowClient(address, address).search_experiments()
+                _EMPTY_DATABASES.append(new.read_bytes())
+            new.replace(path)
     address = mlflow_address(uri)
     return MlflowClient(address, address)
-
-
-@cache
-def _empty_database() -> bytes:
-    """Return an SQLite file with MLflow's tables, which it creates one by one, in seconds.
-
-    A command killed meanwhile must leave no database, and MLflow creates the tables of a path only
-    once in a process.
-    """
-    from mlflow import MlflowClient
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mlflow.db"
-        address = mlflow_address(sqlite_address(path))
-        MlflowClient(address, address).search_experiments()
-        return path.read_bytes()
 
 
 def metric_name(name: str, unit: str) -> str:

@@ -40,6 +40,8 @@ NO_MEMORY = (
 
 def resolve_device(name: str) -> str:
     """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
+    if name == "cpu":
+        return name
     devices = ["cpu"]
     if torch.backends.mps.is_available():
         devices.insert(0, "mps")

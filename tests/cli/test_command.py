@@ -248,10 +248,7 @@ def check(call, *options):
     [
         ("# here", "pass", None),
         ("w, first = json.load(file)", "_, first = json.load(file)", "command_resumes"),
-        # Further cases.
-        pytest.param(
-            *("# here", "w += random.random() / 1e4", "command_repeats"), marks=pytest.mark.slow
-        ),
+        ("# here", "w += random.random() / 1e4", "command_repeats"),
         pytest.param(
             *("# here", "w += options.microbatch / 1e4", "command_accumulation"),
             marks=pytest.mark.slow,

@@ -231,18 +231,28 @@ def test_dry_run_writes_nothing_and_only_runs_one_trial(call, tmp_path):
     assert states == {first: State.WAITING, second: State.COMPLETE}
 
 
-def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(finished):
-    folder, document = finished
+def run_without_slow_imports(*words):
+    """Return what a command prints, which fails if it imports a library that takes seconds."""
     program = (
         "import sys; from sweep.cli import sweep; "
         "code = sweep.main(sys.argv[1:], standalone_mode=False); "
         "slow = {'torch', 'mlflow', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'imported {slow}' if slow else code)"
     )
-    again = ("run", *QUADRATIC, *OWN, "--out", str(folder.path))
-    done = subprocess.run([sys.executable, "-c", program, *again], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"{len(document['trials'])} COMPLETE" in done.stdout
+    return done.stdout
+
+
+def test_a_plan_is_made_without_slow_imports(tmp_path):
+    words = ("plan", "quick", "--batches", "4", "--device", "cpu", "--out", tmp_path / "s")
+    assert "1 trial" in run_without_slow_imports(*words)
+
+
+def test_a_finished_sweep_is_recognised_without_slow_imports(finished):
+    folder, document = finished
+    text = run_without_slow_imports("run", *QUADRATIC, *OWN, "--out", str(folder.path))
+    assert f"{len(document['trials'])} COMPLETE" in text
 
 
 def test_doctor_finds_what_is_installed_and_what_to_repair(call):

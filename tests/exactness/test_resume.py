@@ -20,13 +20,13 @@ from tests.hugging_face import save_model
 STEPS = 30
 DEATHS = [  # moment, its occurrence, and the steps that the next attempt need not take again
     ("in a checkpoint", 4, 3),
+    ("before a checkpoint's rename", 2, 1),
     ("damaging a checkpoint", 4, 3),
     ("after a step", 17, 16),
     ("before the result", 1, STEPS),
     ("after the result", 1, None),  # no attempt goes on
     # Further cases.
     pytest.param("in a checkpoint", 1, 0, marks=pytest.mark.slow),
-    pytest.param("before a checkpoint's rename", 2, 1, marks=pytest.mark.slow),
     pytest.param("after a checkpoint's rename", 1, 1, marks=pytest.mark.slow),
     pytest.param("in a log line", 1, 0, marks=pytest.mark.slow),
     pytest.param("in a log line", 7, 6, marks=pytest.mark.slow),
@@ -80,13 +80,12 @@ def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
         assert getattr(result, key) == getattr(other_result, key)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "rank"),
     [
         ("llama", 4),
-        ("gpt2", None),
-        ("gpt2", 4),
+        pytest.param("gpt2", None, marks=pytest.mark.slow),
+        pytest.param("gpt2", 4, marks=pytest.mark.slow),
     ],
 )
 def test_fine_tuning_resumes_exactly_with_and_without_lora(tmp_path, kind, rank):
@@ -137,7 +136,7 @@ def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninte
     [
         ("quick", SHORT, {"threads": 2}, 10),
         ("quadratic", {"batches": "16", "budget": 16 * 100}, {}, 70),
-        pytest.param("quick", {**SHORT, "optimizers": "muon"}, {}, 17, marks=pytest.mark.slow),
+        ("quick", {**SHORT, "optimizers": "muon"}, {}, 17),
         pytest.param("quick", {**SHORT, "optimizers": "adafactor"}, {}, 17, marks=pytest.mark.slow),
         ("grpo-words", {**WORDS, "workload": GRPO, "lr": "3e-3", "budget": 8 * 48 * 8}, {}, 5),
         pytest.param("quick", SHORT, COMPILED, 17, marks=pytest.mark.slow),

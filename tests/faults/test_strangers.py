@@ -160,7 +160,6 @@ def test_a_recorded_server_gets_no_request_unless_the_user_names_it(stranger, co
     count("refused")
 
 
-@pytest.mark.slow
 def test_the_ui_serves_no_database_with_artifacts_on_a_server(stranger, count):
     assert sweep("report", stranger.path)[0] == 0
     path = stranger.path / "mlflow.db"
@@ -189,7 +188,6 @@ def test_a_database_of_artifacts_elsewhere_is_set_aside(stranger, tmp_path, coun
     count("recovered")
 
 
-@pytest.mark.slow
 def test_a_journal_that_names_a_file_is_refused(stranger, tmp_path, count):
     assert sweep("report", stranger.path)[0] == 0
     victim = tmp_path / "victim"

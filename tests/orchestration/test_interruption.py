@@ -92,8 +92,7 @@ def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.slow
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_stops_a_command_whose_terminal_or_tee_is_gone(slow, presses):
     words = [word for word in slow.words if word != "--quiet"]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

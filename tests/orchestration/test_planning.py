@@ -12,13 +12,14 @@ from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import estimates, planning
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.execution import Machine, decide_execution, find_machine
+from sweep.orchestration.execution import Machine, decide_execution, inspect_machine
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.plan.plan import Inputs, build_plan
 from sweep.resources import sha256_of_file
+from sweep.training.device import available_cores, has_compiler
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from sweep.usercode.objects import load_object, use_code_folder
@@ -48,16 +49,26 @@ def test_compiling_is_decided_by_device_size_and_compiler(
     monkeypatch, device, budget, can_compile, compiles
 ):
     machine = Machine(device, cores=2, can_compile=can_compile)
-    monkeypatch.setattr(planning, "find_machine", lambda *_: machine)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
     execution = plan_here(budget=budget, execution={"device": device}).execution
     assert execution.compile is compiles
     assert ("no compiler" in execution.compile_reason) is (not can_compile)
 
 
+def test_a_device_of_another_machine_is_neither_resolved_nor_measured(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    chosen = Execution(device="cuda", device_memory_bytes=1 << 60)
+    assert inspect_machine(chosen, is_elsewhere=True) == Machine("cuda", available_cores(), True)
+    with pytest.raises(SweepError, match="device must be auto or one of this machine's"):
+        inspect_machine(chosen, is_elsewhere=False)
+    here = inspect_machine(Execution(device="cpu"), is_elsewhere=False)
+    assert here == Machine("cpu", available_cores(), has_compiler("cpu"))
+
+
 def test_decisions_are_read_again_and_others_are_refused(tmp_path, monkeypatch):
     first = plan_here(tmp_path)
     save_plan(first, SweepFolder(tmp_path))
-    monkeypatch.setattr(planning, "find_machine", None)  # would fail if it were called
+    monkeypatch.setattr(planning, "inspect_machine", None)  # would fail if it were called
     assert plan_here(tmp_path, batches="128").execution == first.execution
     with pytest.raises(SweepError, match="device was decided as 'cpu'"):
         plan_here(tmp_path, execution={"device": "cuda:0"})
@@ -180,7 +191,7 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
 
 def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(tmp_path, monkeypatch):
     machine = Machine("cuda", cores=2, can_compile=True)
-    monkeypatch.setattr(planning, "find_machine", lambda *_: machine)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
 
     def plan_elsewhere(memory):
         execution = {"device": "cuda", "device_memory_bytes": memory}
@@ -225,7 +236,7 @@ def test_any_two_of_microbatch_devices_and_accumulation_give_the_third(batches, 
     names = ("microbatch_size", "devices", "gradient_accumulation_steps")
     plan = plan_here(batches=batches, execution=execution)
     assert [tuple(getattr(row, name) for name in names) for row in plan.trials] == sizes
-    cores = find_machine(plan.execution, is_elsewhere=False).cores
+    cores = available_cores()
     assert plan.execution.threads == max(1, cores // plan.execution.devices)
 
 

@@ -65,7 +65,7 @@ KINDS += [pytest.param(kind, marks=pytest.mark.slow) for kind in FURTHER_KINDS]
 
 @pytest.fixture(scope="module", params=KINDS)
 def published(tmp_path_factory, request):
-    """A published sweep of each kind, beside the folder `s` of the sweep; not to be changed."""
+    """A published sweep of each kind, next to the folder `s` of the sweep; not to be changed."""
     path = tmp_path_factory.mktemp("kind")
     write_sweep(path / "s", request.param)
     publish(path / "s", path / "published" / "s")
@@ -74,7 +74,7 @@ def published(tmp_path_factory, request):
 
 @pytest.fixture
 def plain_curves(plain_published, tmp_path):
-    """The table of curves in a copy of a published sweep, which may be damaged."""
+    """The table of curves in a copy of a published sweep, for tests that damage it."""
     return shutil.copytree(plain_published, tmp_path / "published") / CURVES
 
 
@@ -88,9 +88,9 @@ def plain_published(plain, tmp_path_factory):
 
 def test_a_published_folder_gives_the_same_report_as_its_sweep(published, tmp_path):
     sweep = published.parents[1] / "s"
-    write_report(sweep)
+    write_report(sweep, tmp_path / "s")
     write_report(published, tmp_path / "again")
-    assert files_of(tmp_path / "again") == files_of(sweep)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
     assert load_tables(published).warnings == ()
 
 

@@ -436,6 +436,7 @@ def assert_stored_once(sweep, uri, *indices):
 
 
 def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server):
+    server.die()
     mirror = Mirror(sweep.folder, sweep.plan, server.uri)
     mirror.start()
     sweep.set_state(0, State.RUNNING)

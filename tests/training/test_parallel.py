@@ -178,8 +178,7 @@ def test_a_trial_continues_with_any_number_of_processes(
         assert_same_bits(trial, undisturbed(after, zero))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_process_continues_its_own_random_numbers(tmp_path, faults, devices):
     whole = complete(planned(tmp_path / "whole", devices, workload="custom:Drawing"))
     trial = planned(tmp_path / "paused", devices, workload="custom:Drawing")
