@@ -57,7 +57,7 @@ def test_compiling_is_decided_by_device_size_and_compiler(
 
 def test_a_device_of_another_machine_is_neither_resolved_nor_measured(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    chosen = Execution(device="cuda", device_memory_bytes=1 << 60)
+    chosen = Execution(device="cuda", device_memory_bytes=1 << 50)
     assert inspect_machine(chosen, is_elsewhere=True) == Machine("cuda", available_cores(), True)
     with pytest.raises(SweepError, match="device must be auto or one of this machine's"):
         inspect_machine(chosen, is_elsewhere=False)
