@@ -9,7 +9,7 @@ CUDA_BUILD ?= .venv-cuda
 GPU_PYTHON ?= 3.12
 WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
-# Many tests wait for a process to start or to end, so that three workers keep two cores busy.
+# A test often waits for a process; with three workers two cores stay busy.
 PYTEST_WORKERS ?= -n 3 --dist worksteal
 TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt

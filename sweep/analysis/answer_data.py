@@ -64,7 +64,7 @@ class AnswerData:
     decided: bool
     scope: str
     batch_sizes: list[BatchSizeAnswer]
-    settle: str | None  # the command that would settle what is open
+    settle: str | None  # the command that would settle the open question
     settle_seconds: float | None  # its least time
     settle_reason: str | None  # why no command would, or what to know about it, sentences
     pairs: list[Pair]

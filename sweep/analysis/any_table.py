@@ -64,7 +64,7 @@ class Table:
     ambiguous: dict[str, str]  # why headers are not read, by header
     remarks: tuple[str, ...] = ()
     metric: str = "final_valid_loss"
-    unit: str = "line"  # what the index counts
+    unit: str = "line"  # the unit of the index
     has_sizes: bool = True  # whether a header names the batch size or that of a microbatch
 
     def trials(self) -> pd.DataFrame:

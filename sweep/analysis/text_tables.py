@@ -24,7 +24,7 @@ class TextTable(NamedTuple):
     header: list[str]
     rows: list[list[str]]
     numbers: list[int]  # place of each row in its file
-    unit: str = "line"  # what the numbers count
+    unit: str = "line"  # the unit of the numbers
     left_out: tuple[str, ...] = ()  # rows with another number of cells than the header
     has_semicolons: bool = False  # between its cells, as where a comma separates decimals
 

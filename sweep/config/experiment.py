@@ -191,7 +191,7 @@ class Experiment(TrainingSettings):
 
     @property
     def objective(self) -> Objective:
-        """What batch sizes are compared by: a result, or the tokens to the target."""
+        """The value that batch sizes are compared by: a result, or the tokens to the target."""
         objective = self.evaluated if self.target is None else TOKENS_TO_TARGET
         if self.answer.tolerance is None:
             return objective
@@ -199,7 +199,7 @@ class Experiment(TrainingSettings):
 
     @property
     def surroundings(self) -> Surroundings:
-        """What the workload depends on."""
+        """The settings outside its table on which the workload depends."""
         return Surroundings(
             model=self.model,
             data=self.data,

@@ -152,14 +152,14 @@ def _roles_in(words: Sequence[str], role_words: dict[str, str]) -> list[str]:
 def _without_a_role(name: str) -> list[tuple[str, str]]:
     """Return what a name would be without each of its role words, which may begin or end a word."""
     words = words_of(name)
-    found = []
+    names = []
     for index, word in enumerate(words):
         before = "".join(words[:index])
         after = "".join(words[index + 1 :])
         for role in ROLE_WORDS:
             rests = _rests(word, f"{ROLE_WORDS[role]}|{WEAK_WORDS[role]}")
-            found += [(role, before + rest + after) for rest in rests]
-    return found
+            names += [(role, before + rest + after) for rest in rests]
+    return names
 
 
 def _rests(word: str, pattern: str) -> list[str]:

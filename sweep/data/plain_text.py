@@ -78,7 +78,7 @@ class Tally:
     empty: int = 0
     inner_separators: int = 0  # within documents, where they separate nothing
     other_separators: int = 0  # lines such as </s>, which separate nothing
-    looks_like: str | None = None  # what the first document seems to be, if not plain text
+    looks_like: str | None = None  # the format of the first document, if it seems to have one
 
     def keep(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Count the documents, and yield those that are not empty."""

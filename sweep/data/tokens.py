@@ -253,7 +253,7 @@ def _write(
     in_train = np.isin(np.array(hashes["valid"]), np.array(hashes["train"]))
     data["valid_documents_in_train"] = int(in_train.sum())
 
-    # By role. Names and what is left out are those of this folder; others may share the tokens.
+    # By role. The names and the files left out belong to this folder; others may share the tokens.
     tallies = {}
     for role, reader in opened.counted.items():
         tallies[role] = [asdict(tally) for tally in reader.tallies]

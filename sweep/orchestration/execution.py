@@ -26,9 +26,7 @@ class Machine:
 
 
 def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
-    """Inspect this machine in a child process.
-
-    So the command neither imports torch nor creates a context on the device.
+    """Inspect this machine in a child process, which imports torch and may use the device.
 
     Raises:
         SweepError: the device is missing, or has less memory than the limit that was chosen.
@@ -57,16 +55,16 @@ def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine
         devices = max(1, min(experiment.batches) // sequences)  # checked in the plan
     _refuse_unsuited(experiment, chosen, device, devices)
 
-    decided: dict[str, Any] = {"device": device, "devices": devices}
-    decided["threads"] = max(1, machine.cores // devices)
+    execution = chosen.model_copy(update={"device": device, "devices": devices})
+    decided: dict[str, Any] = {"threads": max(1, machine.cores // devices)}
     if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
     else:
         decided["evaluation_batch_size"] = 1
     if chosen.loss_chunk_rows is None:
-        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
-    return chosen.model_copy(update=decided)
+        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[execution.device_type]
+    return execution.model_copy(update=decided)
 
 
 def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, devices: int) -> None:

@@ -41,7 +41,7 @@ class Summary:
     states: dict[str, TrialStatus]  # by id of the trials that the command named
     is_interrupted: bool = False  # the user stopped it, or its machines are gone
     problem: str = ""  # one sentence about a failure of the storage that stopped it
-    untracked: str = ""  # one sentence about what the tracking server did not get
+    untracked: str = ""  # one sentence about the part that the tracking server lacks
 
     @property
     def exit_code(self) -> int:

@@ -30,8 +30,8 @@ class Policy(ABC):
 
     kind: ClassVar[str]  # first word of its name
     forms: ClassVar[tuple[str, ...]]  # how people write it
-    rate_rule: ClassVar[str]  # what it does with the rate, with its source
-    other_rules: ClassVar[str]  # with the other settings of the optimizer
+    rate_rule: ClassVar[str]  # the rule for the rate, with its source
+    other_rules: ClassVar[str]  # the rules for the other settings of the optimizer
     is_tuned: ClassVar[bool] = False  # whether the rate of each batch size is searched for
     default_seeds: ClassVar[int] = LEAST_SEEDS
 
@@ -122,7 +122,7 @@ class Fixed(Policy):
 class Scaled(Policy):
     """A rate at one batch size, from which a rule gives the others."""
 
-    default: ClassVar[str] = ""  # what the kind alone means
+    default: ClassVar[str] = ""  # the form that the kind alone stands for
 
     rate: float  # at `base`
     base: int  # batch size

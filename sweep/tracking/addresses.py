@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
-SQLITE_DRIVERS = ("sqlite", "sqlite+pysqlite")  # the second is what the first one means
+SQLITE_DRIVERS = ("sqlite", "sqlite+pysqlite")  # two names of one driver
 
 
 def sqlite_address(path: Path) -> str:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 LOG = logging.getLogger(__name__)
-_EMPTY_DATABASES: list[bytes] = []  # the first of this process; its tables take MLflow seconds
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
 VIEW = "mlflow.sharedViewState."
@@ -234,15 +233,11 @@ def connect(uri: str) -> "MlflowClient":
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     if path and not path.exists():
         # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
+        # MLflow initializes a path only once per process, so the name must be new.
         with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
             new = Path(folder) / path.name
-            if _EMPTY_DATABASES:
-                new.write_bytes(_EMPTY_DATABASES[0])
-            else:
-                # MLflow initializes a path only once per process, so the name must be new.
-                address = mlflow_address(sqlite_address(new))
-                MlflowClient(address, address).search_experiments()
-                _EMPTY_DATABASES.append(new.read_bytes())
+            address = mlflow_address(sqlite_address(new))
+            MlflowClient(address, address).search_experiments()
             new.replace(path)
     address = mlflow_address(uri)
     return MlflowClient(address, address)

@@ -78,15 +78,7 @@ def no_program_outlives_its_test(interruptible):
     [
         ("quick", "--lr", "tuned", "--optimizers", "adamw,muon"),
         pytest.param(
-            (
-                "tinystories",
-                "--data",
-                "synthetic",
-                "--budget",
-                "327M",
-                "--batches",
-                "1,8,32,64,128,256",
-            ),
+            ("tinystories", "--data=synthetic", "--budget=327M", "--batches=1,8,32,64,128,256"),
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -114,7 +114,8 @@ def test_a_cache_is_all_that_a_machine_without_a_home_needs(tmp_path, count):
 
 
 @pytest.mark.fault("file system without locks")
-@pytest.mark.parametrize("action", parameters(["ENOLCK", "EOPNOTSUPP"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["ENOLCK", "EOPNOTSUPP"])
 def test_a_file_system_without_locks_is_refused_in_one_sentence(tmp_path, count, action):
     fault = {
         "process": "command",

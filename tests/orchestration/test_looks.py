@@ -107,8 +107,9 @@ def test_a_finished_sweep_needs_nothing_more_and_a_tighter_tolerance_does(whole)
     assert following(tolerance=1e-5, max_seeds=20) != []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [3, 24, 32])
+@pytest.mark.parametrize(
+    "stop_at", [24, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 32))]
+)
 def test_an_interrupted_sweep_decides_the_same(whole, tmp_path, stop_at):
     path = tmp_path / whole.folder.path.name
     first = decide_in(path, stop_at)

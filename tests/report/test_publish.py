@@ -72,18 +72,18 @@ def published(tmp_path_factory, request):
     return path / "published" / "s"
 
 
-@pytest.fixture
-def plain_curves(plain_published, tmp_path):
-    """The table of curves in a copy of a published sweep, for tests that damage it."""
-    return shutil.copytree(plain_published, tmp_path / "published") / CURVES
-
-
 @pytest.fixture(scope="module")
 def plain_published(plain, tmp_path_factory):
     """The sweep `plain`, published; not to be changed."""
     path = tmp_path_factory.mktemp("plain") / "published"
     publish(plain, path)
     return path
+
+
+@pytest.fixture
+def plain_curves(plain_published, tmp_path):
+    """The table of curves in a copy of a published sweep, for tests that damage it."""
+    return shutil.copytree(plain_published, tmp_path / "published") / CURVES
 
 
 def test_a_published_folder_gives_the_same_report_as_its_sweep(published, tmp_path):

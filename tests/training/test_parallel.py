@@ -66,7 +66,6 @@ def noise_of(trial: TrialFolder) -> list[tuple[float, float]]:
     return [(line["noise/trace"], line["noise/square"]) for line in lines]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "zero"), SEVERAL)
 def test_the_gradients_noise_is_the_same_at_every_stage(undisturbed, alone, devices, zero):
     noise, reference = noise_of(undisturbed(devices, zero)), noise_of(undisturbed(devices, 0))
@@ -79,7 +78,6 @@ def test_the_gradients_noise_is_the_same_at_every_stage(undisturbed, alone, devi
         assert len(gradients) > 3 and gradients == pytest.approx(on_one, rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "zero", "pauses"),
     cases([(TIED, 3, [])], [(TIED, 0, [MIDDLE]), (GPT2, 0, [MIDDLE]), (GPT2, 3, [MIDDLE])]),

@@ -21,7 +21,7 @@ EXTENSIONS = "sweep.checks"  # the entry points of packages that register checks
 
 
 class Subject(StrEnum):
-    """What the function of a check receives."""
+    """The argument of a check's function."""
 
     TRIALS = "trials"  # a table of trials, and the best cell of each batch size
     FIT = "fit"  # a curve of steps to a target, of which the check judges the fit

@@ -28,7 +28,7 @@ class TrialTable:
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
     is_own: bool  # whether it is a trials.csv, whose counts are exact
-    objective: Objective  # what the values are of
+    objective: Objective  # the objective of the values
     tuning_command: str | None  # the command that would tune the rates, if it is known
 
     @property
