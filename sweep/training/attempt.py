@@ -189,7 +189,12 @@ def _build_step(config: TrialConfig, device: torch.device) -> TrainingStep:
 
 def _evaluate_finally(step: TrainingStep) -> FinalEvaluation | None:
     """Return the final evaluation; None if a metric is not finite."""
-    final: FinalEvaluation = step.run_evaluation(step.workload.evaluate_finally)
+    final = step.run_evaluation(step.workload.evaluate_finally)
+    if not isinstance(final, FinalEvaluation):
+        kind = type(final).__name__
+        raise errors.SweepError(
+            f"evaluate_finally must return a FinalEvaluation, got {kind}. Return one."
+        )
     return final if all(map(math.isfinite, final.metrics.values())) else None
 
 

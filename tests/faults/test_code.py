@@ -34,7 +34,7 @@ ENDS = {  # of the trials; a part of the message
     "ReturnsAFloat": (ERROR, ""),
     "ReturnsNaN": (("FAILED", "diverged"), ""),
     "ReturnsText": (ERROR, ""),
-    "ReturnsNothing": (("FAILED", "diverged"), ""),
+    "ReturnsNothing": (ERROR, "evaluate_finally must return a FinalEvaluation, got NoneType"),
     **dict.fromkeys(
         ("LeavesAThread", "LeavesAChild", "LeavesAPythonChild", "HangsAtExit", "Prints",
          "ClosesItsOutput", "ChangesFolder", "ClearsTheEnvironment", "BreaksSearchPath", "Seeds",
