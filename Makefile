@@ -9,8 +9,8 @@ CUDA_BUILD ?= .venv-cuda
 GPU_PYTHON ?= 3.12
 WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
-# A test often waits for a process; with three workers two cores stay busy.
-PYTEST_WORKERS ?= -n 3 --dist worksteal
+# A test often waits for a process; with three workers two cores stay busy. Tests of a file share sweeps.
+PYTEST_WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 

@@ -192,6 +192,9 @@ class SlurmExecutor(Executor):
         """Return how an attempt ended; None if it may still end."""
         has_result = job.paths.result_pickle.exists()
         is_running = _is_running(trial, number)
+        if self._is_stopping and not (has_result or is_running):
+            time.sleep(POLL_SECONDS)  # the job of an attempt that has just ended writes its result
+            has_result = job.paths.result_pickle.exists()
         if self._is_killing or (self._is_stopping and not (has_result or is_running)):
             job.cancel(check=False)
             return Outcome("stopped", "its job was cancelled")
