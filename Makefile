@@ -9,7 +9,8 @@ CUDA_BUILD ?= .venv-cuda
 GPU_PYTHON ?= 3.12
 WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
-# A test often waits for a process; with three workers two cores stay busy. Tests of a file share sweeps.
+# A test often waits for a process: with three workers two cores stay busy.
+# The tests of a file share sweeps, which each worker would make again.
 PYTEST_WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
