@@ -168,7 +168,8 @@ def files(tmp_path_factory):
     config.write_text(json.dumps(longer))
     (folder / "question.toml").write_text('budget = "4096"\nbatches = [4, 8]\ndata = "synthetic"\n'
                                           'model = "quick"\n')  # fmt: skip
-    run = ["run", "--model", "quick", "--data", "notes", "--batches", "4,8", "--budget", "8192"]
+    # GRPO starts from its trials, which need the model of grpo-words.
+    run = ["run", "--model", "small", "--data", "notes", "--batches", "4,8", "--budget", "8192"]
     done = call(folder, [*run, "--out", "finished", "--yes", "--quiet"])
     assert done.returncode == 0, done.stderr
     return folder
