@@ -39,7 +39,7 @@ TSV_TOKENS_FORMAT = 5  # format 4 joined the rows between two quotes that began 
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 LOCK_SECONDS = 0.1  # between two tries to take the lock of another preparation
-BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
+BATCH_CHARACTERS = 1 << 19  # tokenized at once; about 60 bytes of memory per character
 
 
 class TextTokenizer:
