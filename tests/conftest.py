@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sweep.tracking import store
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
@@ -63,3 +65,24 @@ def sweep_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name)
         patch.setenv("SWEEP_CACHE", str(cache))
         yield cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Create MLflow's tables, which takes seconds, once for the sweeps that this process runs.
+
+    Programs that a test starts create their own.
+    """
+    template = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    create = store.create_database
+
+    def copy_database(path: Path) -> None:
+        if not template.exists():
+            create(template)
+        new = path.with_name(f".{path.name}.part")
+        shutil.copyfile(template, new)
+        new.replace(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "create_database", copy_database)
+        yield

@@ -232,15 +232,24 @@ def connect(uri: str) -> "MlflowClient":
     if path:  # a connection that is kept would write to a file that is gone
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     if path and not path.exists():
-        # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
-        # MLflow initializes a path only once per process, so the name must be new.
-        with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
-            new = Path(folder) / path.name
-            address = mlflow_address(sqlite_address(new))
-            MlflowClient(address, address).search_experiments()
-            new.replace(path)
+        create_database(path)
     address = mlflow_address(uri)
     return MlflowClient(address, address)
+
+
+def create_database(path: Path) -> None:
+    """Create an SQLite file with MLflow's tables, whole or not at all.
+
+    MLflow creates them one by one, and a command killed meanwhile must leave no database. The name
+    given to MLflow must be new, because it initializes a path only once per process.
+    """
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
+        new = Path(folder) / path.name
+        address = mlflow_address(sqlite_address(new))
+        MlflowClient(address, address).search_experiments()
+        new.replace(path)
 
 
 def metric_name(name: str, unit: str) -> str:
