@@ -32,6 +32,7 @@ RUN = (
 )
 TUNED = ("--lr", "tuned", "--tune-centre", "0.05", "--seeds", "1")
 NAMES = ("feature%2Fbranch/r", "what?x=1 &#;@", "a{SCHEMA_VERSION}b%", "{ü} 100%[]'~$+")
+NO_HOME = {"HOME": "/proc/none", "XDG_CACHE_HOME": ""}
 INJECT = Path(__file__).parent / "inject"
 
 
@@ -89,7 +90,7 @@ def test_a_trial_whose_curve_is_lost_is_trained_again_by_the_remedy(tmp_path, co
 @pytest.mark.fault("home that cannot be written")
 @pytest.mark.parametrize("words", [RUN, ("data", "prepare", "synthetic")])
 def test_without_a_home_a_command_names_the_cache(tmp_path, count, words):
-    code, _, stderr = sweep(*words, folder=tmp_path, SWEEP_CACHE="", HOME="/proc/none")
+    code, _, stderr = sweep(*words, folder=tmp_path, SWEEP_CACHE="", **NO_HOME)
     assert code == 2 and "SWEEP_CACHE" in stderr and stderr.count("\n") == 1, stderr
     assert [*tmp_path.iterdir()] == []
     count("refused")
@@ -97,7 +98,7 @@ def test_without_a_home_a_command_names_the_cache(tmp_path, count, words):
 
 @pytest.mark.fault("home that cannot be written")
 def test_the_doctor_names_a_cache_that_cannot_be_written(tmp_path, count):
-    document = sweep("doctor", "--json", folder=tmp_path, SWEEP_CACHE="", HOME="/proc/none")[1]
+    document = sweep("doctor", "--json", folder=tmp_path, SWEEP_CACHE="", **NO_HOME)[1]
     assert any("SWEEP_CACHE" in problem for problem in json.loads(document)["problems"])
     count("noticed")
 
@@ -106,7 +107,7 @@ def test_the_doctor_names_a_cache_that_cannot_be_written(tmp_path, count):
 @pytest.mark.slow
 def test_a_cache_is_all_that_a_machine_without_a_home_needs(tmp_path, count):
     (tmp_path / "texts.csv").write_text("text\n" + "".join(f"document {n}\n" for n in range(99)))
-    home = {"SWEEP_CACHE": str(tmp_path / "cache"), "HOME": "/proc/none"}
+    home = {"SWEEP_CACHE": str(tmp_path / "cache"), **NO_HOME}
     for words in (RUN, ("data", "prepare", "texts.csv", "--tokenizer", "bytes")):
         code, _, stderr = sweep(*words, folder=tmp_path, **home)
         assert code == 0, stderr
