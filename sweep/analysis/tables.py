@@ -478,7 +478,8 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     order, _ = pd.factorize(cells["label"])
     cells["order"] = order
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
-    cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
+    of_training = cells.get(objective.train_column, math.nan)
+    cells["train_valid_gap"] = cells[objective.name] - of_training
     # A final trial is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells[objective.name])
@@ -492,14 +493,14 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     Estimate of their paired difference, or None below two seeds.
     """
     last_reward = {}
-    for trial, _, losses in curves_by_trial(sweep, "valid/loss"):
-        last_reward[trial] = -float(losses[-1])
+    for trial, _, rewards in curves_by_trial(sweep, "valid/reward"):
+        last_reward[trial] = float(rewards[-1])
     trials = final_trials(sweep.trials)
-    trials["start"] = -trials["initial_valid_loss"].astype(float)
+    trials["start"] = trials["initial_valid_reward"].astype(float)
     trials["end"] = trials["id"].map(last_reward).astype(float)
     if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
         # The final evaluation has the same prompts and random numbers, and the same weights.
-        trials["end"] = trials["end"].fillna(-trials["final_valid_loss"].astype(float))
+        trials["end"] = trials["end"].fillna(trials["final_valid_reward"].astype(float))
     complete = trials[trials["trial_end"] == End.COMPLETE]
 
     gains = []

@@ -30,6 +30,11 @@ class Objective:
         return "valid/loss" if self.is_ratio else f"valid/{self.name.removeprefix(FINAL_VALID)}"
 
     @property
+    def train_column(self) -> str:
+        """The column of the same metric on training sequences, if a workload measures it."""
+        return self.name.replace("_valid_", "_train_")
+
+    @property
     def is_ratio(self) -> bool:
         """Whether values are logarithms, and gaps are shares of the best value."""
         return self.name == "tokens_to_target"

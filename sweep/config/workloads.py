@@ -192,9 +192,6 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
         names = (self.task,) if self.reward is None else (self.task, self.reward)
         return tuple(name for name in names if ":" in name)
 
-    def reward_objective(self) -> Objective:
-        return Objective(unit="of reward", label="minus mean reward")
-
     def refuse_batches(self, context: Surroundings) -> None:
         """Raise ValueError if batches are not whole groups, or sequences exceed the context."""
         for batch in context.batches:
@@ -234,7 +231,7 @@ class Grpo(GrpoSettings, WorkloadBase):
         return self
 
     def build_objective(self) -> Objective:
-        return self.reward_objective()
+        return Objective("final_valid_reward", "maximize", "of reward", label="mean reward")
 
     def sequence_tokens(self, model: ModelSettings) -> int:
         return self.tokens_per_sequence

@@ -81,10 +81,9 @@ def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
     cells = tables.compare_batch_sizes(sweep.trials, objective)
     trials = sweep.trials.fillna({"state": "unknown"})
     has_failed = trials["cause"].notna()
-    has_train_loss = False
-    if objective.name == LOSS.name:
-        has_values = bool(trials["final_train_loss"].notna().any())
-        has_train_loss = has_values or sweep.plan.settings.data is not None
+    is_trained = objective.train_column in trials and trials[objective.train_column].notna().any()
+    is_loss = objective.name == LOSS.name
+    has_gap = bool(is_trained) or (is_loss and sweep.plan.settings.data is not None)
     curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
     scope = ""
     if sweep.leading:
@@ -100,7 +99,8 @@ def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
         scope=scope,
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
-        has_train_loss=has_train_loss,
+        is_loss=is_loss,
+        has_gap=has_gap,
         other_metrics=tables.other_metrics(sweep.trials, objective),
         all_trials=sweep.trials.to_dict("records"),
         failures=trials[has_failed].to_dict("records"),

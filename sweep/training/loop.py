@@ -123,6 +123,7 @@ def train(
     if progress.step == 0:
         start = step.run_evaluation(step.workload.evaluate_metrics)
         progress.start_loss = start.get("loss", math.nan)
+        progress.start_reward = start.get("reward", math.nan)
         progress.charge("evaluation")
     forget_peak_memory(step.device)
     saved_at = time.monotonic()

@@ -98,9 +98,13 @@ class Result(BaseModel):
     """Loss of the first batch, before the first step."""
     initial_valid_loss: Annotated[Measured, Column("loss")]
     """Loss before the first step, on the milestone set."""
+    initial_valid_reward: Annotated[Measured, Column("reward")] = None
+    """With GRPO: mean reward of the milestone prompts before the first step."""
     final_train_loss: Annotated[Measured, Column("loss", is_mean=True)]
     """Loss after the last step, on a fixed set of training windows that every batch size has
     trained on."""
+    final_train_reward: Annotated[Measured, Column("reward", is_mean=True)] = None
+    """With GRPO: mean reward after the last step, on a fixed set of training prompts."""
     final_valid_loss: Annotated[Measured, Column("loss", is_mean=True)]
     """Loss after the last step, on the whole validation split: batch sizes are compared by it, if
     no other objective is declared."""

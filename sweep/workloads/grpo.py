@@ -34,7 +34,7 @@ from sweep.workloads.tasks.build import (
     refuse_unusable_task,
 )
 from sweep.workloads.tasks.task import Completion, Prompt, Reward, Task
-from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter
+from sweep.workloads.workload import Batch, FinalEvaluation, Floats, Meter, Metrics
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
@@ -42,6 +42,10 @@ SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 
 class Grpo(LanguageWorkload):
     """GRPO on the model and the task of a trial; a sequence is a prompt and its completion."""
+
+    objective = "reward"
+    direction = "maximize"
+    unit = "of reward"
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         super().__init__(config, device)
@@ -222,19 +226,18 @@ class Grpo(LanguageWorkload):
         self.meter.add(f"perf/{name}_seconds", time.perf_counter() - start, 1)
         self.on_phase(name)
 
-    def evaluate(self, model: nn.Module) -> float:
-        """Return minus the mean reward of one completion of each held-out prompt."""
-        return -float(self._rewards(model, self.evaluation_sequences, is_held_out=True).mean())
+    def evaluate(self, model: nn.Module) -> Metrics:
+        """Return the mean reward of one completion of each held-out prompt."""
+        return {"reward": self._mean_reward(model, self.evaluation_sequences, is_held_out=True)}
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        held_out = self._rewards(model, FINAL_PROMPTS, is_held_out=True)
+        held_out = self._mean_reward(model, FINAL_PROMPTS, is_held_out=True)
         completions = self.config.science.tokens // self.tokens_per_sequence
         groups = max(1, completions // self.settings.group_size)
-        train = self._rewards(model, min(FINAL_PROMPTS, groups), is_held_out=False)
-        losses = np.stack([-held_out, np.ones(FINAL_PROMPTS)], axis=1)
-        return FinalEvaluation({}, losses, -float(train.mean()))
+        train = self._mean_reward(model, min(FINAL_PROMPTS, groups), is_held_out=False)
+        return FinalEvaluation({"reward": held_out}, train_reward=train)
 
-    def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> Floats:
+    def _mean_reward(self, model: nn.Module, count: int, is_held_out: bool) -> float:
         size = self.config.execution.evaluation_batch_size
         at_once = min(size, self.config.completions_at_once(self.config.microbatch_size))
         parts = []
@@ -246,7 +249,7 @@ class Grpo(LanguageWorkload):
             ids = self.generate(model, self.encode(prompts), uniforms, at_once, self.end)
             rewards, _ = score(self.reward, prompts, ids, self.tokenizer)
             parts.append(rewards)
-        return np.concatenate(parts)
+        return float(np.concatenate(parts).mean())
 
     def epochs(self) -> float | None:
         prompts = self.task.prompts_in_epoch

@@ -29,6 +29,7 @@ class FinalEvaluation:
     metrics: Metrics = field(default_factory=dict)
     valid_losses: Floats | None = None  # (documents, 2): summed loss, tokens; they give `loss`
     train_loss: float | None = None  # mean per token on a fixed set of training sequences
+    train_reward: float | None = None  # mean on a fixed set of training prompts
     valid_bytes: int | None = None  # size of the validation text; None if there is no text
 
     def __post_init__(self) -> None:

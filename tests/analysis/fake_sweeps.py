@@ -98,6 +98,10 @@ def fake_loss(plan: Plan, row: PlannedTrial, progress: float) -> float:
     return end + (start - end) * (1 + 400 * progress) ** -0.7
 
 
+def fake_reward(loss: float) -> float:
+    return math.exp(-loss)
+
+
 def fake_lines(
     plan: Plan, row: PlannedTrial, points: int, share: float = 1.0
 ) -> list[dict[str, Any]]:
@@ -112,7 +116,9 @@ def fake_lines(
         where = {"time": 1.7e9 + step * 0.01, "step": step, "tokens": tokens}
         more = {"train/grad_norm": 0.5, "train/clipped": 0.1, "perf/tokens_per_second": 20_000.5}
         lines.append({**where, "train/loss": loss, **more})
-        if step in evaluated:
+        if step in evaluated and plan.settings.workload.samples:
+            lines.append({**where, "valid/reward": fake_reward(loss)})
+        elif step in evaluated:
             lines.append({**where, "valid/loss": loss + 0.02})
     return lines
 
@@ -138,7 +144,7 @@ def fake_result(
     result |= {"seconds_compile": 0.0, "seconds_training": training, "seconds_evaluation": 2.0}
     result |= {"seconds_checkpoint": 0.5, "seconds_noise": 0.0, "seconds_total": training + 3.5}
     result |= {"device": "Example CPU", "torch_version": "2.13.0+cpu", "git_commit": "0" * 40}
-    return result | {
+    result |= {
         "initial_train_loss": fake_loss(plan, row, 0.0),
         "initial_valid_loss": fake_loss(plan, row, 0.0) + 0.02,
         "final_train_loss": end - 0.01 if is_whole else None,
@@ -151,4 +157,13 @@ def fake_result(
         "peak_memory_bytes": 400 * 2**20 + row.microbatch_size * 3 * 2**20,
         "data_sha256": sha256_of(plan.data) if plan.data else None,
         "execution": plan.execution.model_dump(mode="json"),
+        "initial_valid_reward": None,
+        "final_train_reward": None,
     }
+    if plan.settings.workload.samples:
+        result |= dict.fromkeys(name for name in result if name.endswith("_loss"))
+        result["bits_per_byte"] = result["bytes_per_token"] = None
+        result["initial_valid_reward"] = fake_reward(fake_loss(plan, row, 0.0))
+        result["final_train_reward"] = fake_reward(end - 0.01) if is_whole else None
+        result["final_valid_reward"] = fake_reward(end) if is_whole else None
+    return result

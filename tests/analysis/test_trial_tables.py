@@ -235,12 +235,12 @@ def test_policies_keep_their_names():
     assert tables.policy_labels(table) == ["sqrt:0.001@32", "fixed 5e-4"]
 
 
-START = {0: -0.05, 1: -0.06, 2: -0.04}
+START = {0: 0.05, 1: 0.06, 2: 0.04}
 
 
 def written(folder, seeds, **change):
     options = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
-    options["change"] = lambda row: {"initial_valid_loss": START[row.seed], **change}
+    options["change"] = lambda row: {"initial_valid_reward": START[row.seed], **change}
     write_fake_sweep(folder, seeds=seeds, **options)
     return sweep.load_sweep(folder)
 
@@ -249,7 +249,7 @@ def test_gains_are_paired_by_seed(tmp_path):
     gains = tables.find_gains(written(tmp_path / "s", 3))
     assert [gain["batch_size"] for gain in gains] == [16, 32]
     for gain in gains:
-        assert gain["start"] == {seed: -loss for seed, loss in START.items()}
+        assert gain["start"] == START
         test = ttest_rel([gain["end"][s] for s in range(3)], [gain["start"][s] for s in range(3)])
         low, high = test.confidence_interval(0.95)
         assert gain["difference"].low == pytest.approx(low, rel=1e-9)
@@ -259,7 +259,7 @@ def test_gains_are_paired_by_seed(tmp_path):
 def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
     (first, _) = tables.find_gains(written(tmp_path / "one", 1))
     assert first["difference"] is None and set(first["end"]) == {0}
-    older = written(tmp_path / "older", 3, initial_valid_loss=None)
+    older = written(tmp_path / "older", 3, initial_valid_reward=None)
     assert tables.find_gains(older) == []
 
 

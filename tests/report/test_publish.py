@@ -44,7 +44,7 @@ def write_sweep(path, kind):
             return write_fake_sweep(path, experiment="quadratic", **settings)
         case "rewards":
             settings = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
-            start = {"initial_valid_loss": -0.05}
+            start = {"initial_valid_reward": 0.05}
             return write_fake_sweep(path, seeds=3, change=lambda row: start, **settings)
         case "failures":
             ends = {(4, 2): "WAITING", (16, 0): "out_of_memory", (64, 1): "diverged"}
@@ -172,8 +172,8 @@ def test_a_missed_target_without_its_bound_prevents_the_fit(tmp_path):
 def test_rewards_follow_from_the_table_where_the_last_evaluation_has_the_same_prompts(tmp_path):
     write_sweep(tmp_path / "s", "rewards")
     for trial in SweepFolder(tmp_path / "s").trials():
-        last = trial.read_metrics()[-1]["valid/loss"]
-        write_json(trial.result_path, read_json(trial.result_path) | {"final_valid_loss": last})
+        last = trial.read_metrics()[-1]["valid/reward"]
+        write_json(trial.result_path, read_json(trial.result_path) | {"final_valid_reward": last})
     publish(tmp_path / "s", tmp_path / "published")
     (tmp_path / "published" / CURVES).unlink()
     whole, without = (find_gains(load_sweep(f)) for f in (tmp_path / "s", tmp_path / "published"))

@@ -281,7 +281,7 @@ def test_a_sweep_that_was_asked_for_the_noise_scale_says_so_if_no_trial_has_it(t
 
 def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, plain_text):
     settings = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
-    before = {"initial_valid_loss": -0.05}
+    before = {"initial_valid_reward": 0.05}
     write_fake_sweep(tmp_path / "words", seeds=3, change=lambda row: before, **settings)
     gain = find_gains(load_sweep(tmp_path / "words"))[0]
     rewards = section(written(tmp_path / "words"), "Rewards")

@@ -228,7 +228,7 @@ def test_a_reward_can_be_learned():
 
 
 def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
-    """An evaluation is minus the mean reward, far from the surrogate's loss of about 0."""
+    """An evaluation is a mean reward, far from the surrogate's loss of about 0."""
     (tmp_path / "large.py").write_text("def reward(_, text): return 200 + len(text) % 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "large", raising=False)
@@ -242,7 +242,9 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     trial.write_status(begin_attempt(trial.read_status()))
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     result = trial.read_result()
-    assert result.steps == 8 and -207 < result.final_valid_loss <= -200
+    assert result.steps == 8 and result.final_valid_loss is result.best_valid_loss is None
+    rewards = (result.initial_valid_reward, result.final_train_reward, result.final_valid["reward"])
+    assert all(200 <= reward < 207 for reward in rewards)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +270,13 @@ def test_microbatches_are_whole_groups_or_equal_parts_of_one():
         grpo_config(batch=24, microbatch=3)
 
 
-def test_rewards_are_losses_with_the_sign_changed():
+def test_an_evaluation_is_a_mean_reward_and_no_loss():
     step = TrainingStep(grpo_config(), CPU)
     final = step.run_evaluation(step.workload.evaluate_finally)
-    assert -1.1 <= final.metrics["loss"] <= 0 and final.valid_losses.shape == (256, 2)
-    assert not math.isnan(step.run_evaluation(step.workload.evaluate))
+    assert final.train_loss is final.valid_losses is None
+    for evaluated in (final.metrics, step.run_evaluation(step.workload.evaluate)):
+        assert [*evaluated] == ["reward"] and 0 <= evaluated["reward"] <= 1.1
+    assert 0 <= final.train_reward <= 1.1
 
 
 @pytest.mark.peers
