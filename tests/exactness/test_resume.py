@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from sweep.resources import sha256_of_file
 from sweep.training.step import TrainingStep
-from sweep.trial.files import read_metrics
+from sweep.trial.files import find_sha256, read_metrics
 from sweep.trial.folder import TrialFolder
 from sweep.trial.result import Result
 from sweep.trial.status import State
@@ -73,10 +73,11 @@ def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert science_lines(trial) == science_lines(other)
-    assert trial.losses_path.read_bytes() == other.losses_path.read_bytes()
+    assert find_sha256(trial.losses_path) == find_sha256(other.losses_path)  # None with GRPO
     result, other_result = trial.read_result(), other.read_result()
     keys = ("final_valid_loss", "final_train_loss", "best_valid_loss", "clipped_step_fraction")
-    for key in (*keys, "tokens_to_target"):
+    keys += ("final_valid", "initial_valid_reward", "final_train_reward", "tokens_to_target")
+    for key in keys:
         assert getattr(result, key) == getattr(other_result, key)
 
 
