@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,10 +68,12 @@ def sweep_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def create_database(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[Path], None]]:
     """Create MLflow's tables, which takes seconds, once for the sweeps that this process runs.
 
-    Programs that a test starts create their own.
+    Programs that a test starts create their own. The value is the function that creates them.
     """
     template = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     create = store.create_database
@@ -85,4 +87,4 @@ def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create_database", copy_database)
-        yield
+        yield create

@@ -168,4 +168,7 @@ def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) 
     answered = _answer_table(table, direction, tolerance)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)
+    if table.trials()[metric].isna().all():
+        lacking = f"{short_text(metric)} has no value in any row. --metric names another column"
+        return TableAnswer(None, [nothing_compared(lacking)], table.notes)
     return TableAnswer(None, [nothing_compared()], table.notes)

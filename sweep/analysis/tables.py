@@ -43,7 +43,14 @@ CELL_KEYS = ["label", "batch_size", "learning_rate"]
 MEASURED = {"tokens", "steps", "microbatch_size", "gradient_accumulation_steps"}
 CURVES = "curves.csv"  # file of a published folder
 # Metrics of the curves that reports read, in addition to the objective's.
-REPORTED_METRICS = ("train/loss", "valid/loss", "reward/mean", "noise/trace", "noise/square")
+REPORTED_METRICS = (
+    "train/loss",
+    "valid/loss",
+    "valid/reward",
+    "reward/mean",
+    "noise/trace",
+    "noise/square",
+)
 COUNTS = ["planned", *map(str, End)]
 
 
@@ -498,7 +505,8 @@ def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     trials = final_trials(sweep.trials)
     trials["start"] = trials["initial_valid_reward"].astype(float)
     trials["end"] = trials["id"].map(last_reward).astype(float)
-    if sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS:
+    has_same_prompts = sweep.plan.settings.evaluation.sequences == FINAL_PROMPTS
+    if has_same_prompts and "final_valid_reward" in trials:
         # The final evaluation has the same prompts and random numbers, and the same weights.
         trials["end"] = trials["end"].fillna(trials["final_valid_reward"].astype(float))
     complete = trials[trials["trial_end"] == End.COMPLETE]

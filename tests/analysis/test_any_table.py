@@ -13,6 +13,7 @@ from sweep.analysis.audit import audit
 from sweep.analysis.cells import FACTORS, match_header, read_state
 from sweep.analysis.checks import FAIL
 from sweep.analysis.judge import judge_trials
+from sweep.analysis.table_answer import answer_of
 from sweep.analysis.text_tables import TextTable, cells_of, read_text_tables
 from sweep.errors import SweepError
 from sweep.trial.status import State
@@ -880,6 +881,15 @@ def test_a_rate_outside_of_those_tried_was_not_tuned():
 def test_what_is_unknown_or_unequal_makes_an_answer_provisional(change, says):
     answer = sweep.answer(TUNED.assign(**change))
     assert answer.provisional and says in " ".join(answer.reasons)
+
+
+def test_a_table_without_values_of_the_metric_is_told_to_name_another(tmp_path):
+    path = tmp_path / "trials.csv"
+    rewards = -TUNED["final_valid_loss"]
+    TUNED.assign(final_valid_loss="", final_valid_reward=rewards).to_csv(path, index=False)
+    lacking = answer_of(path, "final_valid_loss", "minimize", None)
+    assert lacking.answer is None and "--metric names another column" in lacking.sentences[0]
+    assert answer_of(path, "final_valid_reward", "maximize", None).answer is not None
 
 
 OTHER_TRAININGS = [

@@ -1,6 +1,7 @@
 """Tables from folders and stores; cells and rules; gains of reward."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -238,9 +239,9 @@ def test_policies_keep_their_names():
 START = {0: 0.05, 1: 0.06, 2: 0.04}
 
 
-def written(folder, seeds, **change):
-    options = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
-    options["change"] = lambda row: {"initial_valid_reward": START[row.seed], **change}
+def written(folder, seeds, change=None, **settings):
+    options = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic", **settings}
+    options["change"] = lambda row: {"initial_valid_reward": START[row.seed], **(change or {})}
     write_fake_sweep(folder, seeds=seeds, **options)
     return sweep.load_sweep(folder)
 
@@ -256,10 +257,18 @@ def test_gains_are_paired_by_seed(tmp_path):
         assert gain["difference"].high == pytest.approx(high, rel=1e-9)
 
 
+def test_without_a_final_reward_gains_follow_from_the_curves(tmp_path):
+    """A class derived from Grpo may have another objective."""
+    loaded = written(tmp_path / "s", 3, evaluation={"sequences": tables.FINAL_PROMPTS})
+    without = loaded.trials.drop(columns="final_valid_reward")
+    gains = tables.find_gains(loaded)
+    assert gains and tables.find_gains(dataclasses.replace(loaded, trials=without)) == gains
+
+
 def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
     (first, _) = tables.find_gains(written(tmp_path / "one", 1))
     assert first["difference"] is None and set(first["end"]) == {0}
-    older = written(tmp_path / "older", 3, initial_valid_reward=None)
+    older = written(tmp_path / "older", 3, {"initial_valid_reward": None})
     assert tables.find_gains(older) == []
 
 

@@ -155,7 +155,8 @@ def test_telemetry_is_off_unless_the_user_chose(chosen, monkeypatch):
     assert {name: os.environ.get(name) for name in values} == values
 
 
-def test_a_new_database_has_its_tables_and_leaves_no_other_file(tmp_path):
+def test_a_new_database_has_its_tables_and_leaves_no_other_file(tmp_path, create_database):
+    create_database(tmp_path / "mlflow.db")
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
