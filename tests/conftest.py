@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sweep.tracking import store
+from sweep.trial.files import replacing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -81,9 +82,8 @@ def create_database(
     def copy_database(path: Path) -> None:
         if not template.exists():
             create(template)
-        new = path.with_name(f".{path.name}.part")
-        shutil.copyfile(template, new)
-        new.replace(path)
+        with replacing(path) as part:
+            shutil.copyfile(template, part)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create_database", copy_database)

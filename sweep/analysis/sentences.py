@@ -172,9 +172,9 @@ def describe_without_answer(sweep: SweepTables) -> str:
             unknown = f" How training changed the reward is not known: {CURVES} is missing."
 
     objective = sweep.plan.settings.evaluated
-    value = mean_of(complete[objective.name].astype(float).to_list())
-    known = f"At batch size {size} the {objective.title} is {value:.4f}."
-    return f"{known} Nothing is compared.{unknown}"
+    mean = mean_of(complete[objective.name].astype(float).to_list())
+    number = f"{mean:.4f}" if np.isfinite(mean.value) else "not known"
+    return f"At batch size {size} the {objective.title} is {number}. Nothing is compared.{unknown}"
 
 
 def _without_results(sweep: SweepTables, finals: pd.DataFrame) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from sweep.config.metrics import final_column
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
@@ -486,7 +487,7 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     cells["order"] = order
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     of_training = cells.get(objective.train_column, math.nan)
-    cells["train_valid_gap"] = cells[objective.name] - of_training
+    cells["train_valid_gap"] = cells[final_column(objective.metric)] - of_training
     # A final trial is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells[objective.name])

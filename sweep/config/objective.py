@@ -25,14 +25,19 @@ class Objective:
         return self.name.replace("_valid_", " validation ").replace("_", " ")
 
     @property
+    def metric(self) -> str:
+        """The name of the evaluated metric: a target is one of the loss."""
+        return "loss" if self.is_ratio else self.name.removeprefix(FINAL_VALID)
+
+    @property
     def curve(self) -> str:
         """The metric of metrics.jsonl that this is the last value of."""
-        return "valid/loss" if self.is_ratio else f"valid/{self.name.removeprefix(FINAL_VALID)}"
+        return f"valid/{self.metric}"
 
     @property
     def train_column(self) -> str:
         """The column of the same metric on training sequences, if a workload measures it."""
-        return self.name.replace("_valid_", "_train_")
+        return f"final_train_{self.metric}"
 
     @property
     def is_ratio(self) -> bool:
@@ -70,4 +75,5 @@ class Objective:
 
 
 LOSS = Objective()
+REWARD = Objective("final_valid_reward", "maximize", "of reward", label="mean reward")
 TOKENS_TO_TARGET = Objective("tokens_to_target", unit="ratio", tolerance=0.05)

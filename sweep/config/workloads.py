@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sweep.config.models import ModelSettings, Positive
 from sweep.config.numbers import nearest_multiples
-from sweep.config.objective import LOSS, Objective
+from sweep.config.objective import LOSS, REWARD, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
 from sweep.errors import SweepError, did_you_mean
 from sweep.usercode.commands import placeholders_of, refuse_unusable_command
@@ -231,7 +231,7 @@ class Grpo(GrpoSettings, WorkloadBase):
         return self
 
     def build_objective(self) -> Objective:
-        return Objective("final_valid_reward", "maximize", "of reward", label="mean reward")
+        return REWARD
 
     def sequence_tokens(self, model: ModelSettings) -> int:
         return self.tokens_per_sequence

@@ -81,9 +81,10 @@ def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
     cells = tables.compare_batch_sizes(sweep.trials, objective)
     trials = sweep.trials.fillna({"state": "unknown"})
     has_failed = trials["cause"].notna()
-    is_trained = objective.train_column in trials and trials[objective.train_column].notna().any()
     is_loss = objective.name == LOSS.name
-    has_gap = bool(is_trained) or (is_loss and sweep.plan.settings.data is not None)
+    has_gap = is_loss and sweep.plan.settings.data is not None
+    if objective.train_column in trials and trials[objective.train_column].notna().any():
+        has_gap = True
     curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
     scope = ""
     if sweep.leading:

@@ -39,7 +39,7 @@ class Progress:
 
     step: int = 0
     start_loss: float = math.nan  # loss of the milestone set before any update
-    start_reward: float = math.nan  # likewise the mean reward
+    start_reward: float = math.nan  # mean reward of the milestone prompts then
     first_loss: float | None = None  # loss of the first batch before any update
     best_valid_loss: float | None = None  # least of the milestone evaluations
     clipped_steps: float = 0.0

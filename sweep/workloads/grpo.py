@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sweep.config.objective import REWARD
 from sweep.config.trial import TrialConfig
 from sweep.config.workloads import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokens import TextTokenizer, TokenizedText
@@ -43,9 +44,9 @@ SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 class Grpo(LanguageWorkload):
     """GRPO on the model and the task of a trial; a sequence is a prompt and its completion."""
 
-    objective = "reward"
-    direction = "maximize"
-    unit = "of reward"
+    objective = REWARD.metric
+    direction = REWARD.direction
+    unit = REWARD.unit
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         super().__init__(config, device)

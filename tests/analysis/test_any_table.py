@@ -883,7 +883,7 @@ def test_what_is_unknown_or_unequal_makes_an_answer_provisional(change, says):
     assert answer.provisional and says in " ".join(answer.reasons)
 
 
-def test_a_table_without_values_of_the_metric_is_told_to_name_another(tmp_path):
+def test_an_answer_from_a_metric_without_values_names_the_flag_for_another(tmp_path):
     path = tmp_path / "trials.csv"
     rewards = -TUNED["final_valid_loss"]
     TUNED.assign(final_valid_loss="", final_valid_reward=rewards).to_csv(path, index=False)

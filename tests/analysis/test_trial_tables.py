@@ -272,6 +272,12 @@ def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
     assert tables.find_gains(older) == []
 
 
+def test_a_complete_trial_without_its_metric_has_a_value_that_is_not_known(tmp_path):
+    of_earlier_commits = {"final_valid_reward": None, "final_valid_loss": -0.1}
+    loaded = written(tmp_path / "s", 1, of_earlier_commits, batches=[16])
+    assert "reward is not known. Nothing is compared." in loaded.sentences()[0]
+
+
 @pytest.mark.parametrize("change", ["double", "remove", "rename"])
 def test_a_published_table_must_have_the_trials_of_its_plan(tmp_path, change):
     shutil.copytree(PUBLISHED, tmp_path / "published")
