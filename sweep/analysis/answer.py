@@ -57,10 +57,8 @@ def decide_trials(
         return None
     used = finals.groupby(keys)["learning_rate"].first().reindex(table.index)
 
-    # Seeds were added until the answer was clear if the plan says so, or their numbers differ.
     has_looks = finals["has_looks"].astype(str).eq("True").any()
-    seeds = table.notna().sum(axis=1)
-    looks = LOOKS if has_looks or seeds.nunique() > 1 else ()
+    looks = LOOKS if has_looks else ()
 
     points = None
     if rates:

@@ -2,13 +2,15 @@
 
 A curve is quadratic in the log rate on both sides of its lowest point, and on one side at most
 `STEEPNESS` times as steep as on the other. It is possible if its sum of squared residuals exceeds
-the least one by at most `SLACK` variances of a loss.
+the least one by at most `SLACK` variances of a loss. With other seeds its lowest point may lie
+`SHIFT` to either side.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -19,13 +21,19 @@ Floats = NDArray[np.float64]
 STEEPNESS = 2.5
 RATIOS = np.array([1.0, 1 / STEEPNESS, STEEPNESS])  # curvature above over that below
 SLACK = 6.0
+MISFIT = 6.0  # residual variance, over that of a loss, from which on a curve does not fit
+CLEAR = 3.0  # slacks by which a flat line fits worse than a curve that is clear
+SHIFT = 0.11  # of the best log rate with another seed: 2.24 standard deviations of 0.05
+CORNER = 3.0  # standard deviations of a loss beyond the steepest curve that make a corner
 NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to
 LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
+FINEST = math.sqrt(2)  # ratio of rates within which a corner can be noticed
 TIE = 1e-7  # residuals of equal fits differ by this share of the total: the grid's accuracy
 PARAMETERS = 4  # level, lowest point, curvature and ratio
 LOWEST_POINTS = 41  # that are tried in each round
 ROUNDS = 3  # each narrows the range of the lowest points
+CANDIDATES = 9  # rates between the least and the largest optimum, of which one is used
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +44,7 @@ class RatePoints:
     losses: Floats  # (..., k, rates)
     ends: Floats  # log rates between which the best one lies, (..., k, 2); NaN: it is at an edge
     seeds: Floats  # tuning seeds that the losses are means of, (..., k)
+    spread: Floats  # standard deviation of the seeds' own best log rates, (..., k); 0 for one seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +60,9 @@ class RateBounds:
     regret: Floats  # loss that the rate used gives up, of the curve that fits best
     regret_low: Floats  # least and largest regret of the possible curves; 0 without a fit
     regret_high: Floats  # infinite without a fit
-    misfit: Floats  # squared residual per degree of freedom of the curve that fits best
+    misfits: NDArray[np.bool_]  # whether the residuals show more noise than the seeds do
+    is_clear: NDArray[np.bool_]  # whether the curve fits, and much better than a flat line
+    has_corner: NDArray[np.bool_]  # whether the loss rises more steeply above the best rate
 
     def losses_at(self, log_rates: Floats) -> Floats:
         """Return the losses of the curve that fits best, for one batch size."""
@@ -79,7 +90,7 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     means = np.full(2 * NEIGHBOURS + 1, np.nan)
     ends = np.full(2, np.nan)
     if not len(finite):
-        return RatePoints(log_rates, means, ends, seeds=np.ones(()))
+        return RatePoints(log_rates, means, ends, seeds=np.ones(()), spread=np.zeros(()))
 
     rank = int(losses[finite].argmin())
     best = finite[rank]
@@ -89,8 +100,10 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     losses_near = [measured[rates[index]] for index in near]
     common = set.intersection(*map(set, losses_near))
     seeds = [seed for seed in counts if seed in common]
-    for column, by_seed in enumerate(losses_near):
-        means[column] = np.mean([by_seed[seed] for seed in seeds])
+    losses_of_seeds = np.full((len(seeds), len(means)), np.nan)
+    for row, seed in enumerate(seeds):
+        losses_of_seeds[row, : len(near)] = [by_seed[seed] for by_seed in losses_near]
+    means[: len(near)] = losses_of_seeds[:, : len(near)].mean(0)
 
     is_at_edge = losses[0] <= losses[best] or losses[-1] <= losses[best]
     if not is_at_edge:
@@ -102,7 +115,23 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
         if high == best:
             high += 1
         ends[:] = [math.log(rates[low]), math.log(rates[high])]
-    return RatePoints(log_rates, means, ends, seeds=np.array(float(len(seeds))))
+    points = RatePoints(
+        log_rates, means, ends, seeds=np.array(float(len(seeds))), spread=np.zeros(())
+    )
+    return replace(points, spread=_spread_of_best(points, losses_of_seeds))
+
+
+def _spread_of_best(points: RatePoints, losses: Floats) -> Floats:
+    """Return the standard deviation of the seeds' own best log rates; `losses` are (seeds, rates).
+
+    It is 0 with one seed, and for rates to which no curve can be fitted.
+    """
+    if len(losses) < 2:
+        return np.zeros(())
+    seeds = range(len(losses))
+    of_seeds = stack_points([replace(points, losses=losses[seed]) for seed in seeds])
+    optima = _possible_curves(of_seeds, np.zeros(len(losses))).optimum
+    return np.asarray(np.nan_to_num(np.std(optima, ddof=1)))
 
 
 def _without_pruned(losses: Mapping[int, float]) -> dict[int, float]:
@@ -116,6 +145,7 @@ def stack_points(points: Sequence[RatePoints]) -> RatePoints:
         losses=np.stack([row.losses for row in points]),
         ends=np.stack([row.ends for row in points]),
         seeds=np.stack([row.seeds for row in points]),
+        spread=np.stack([row.spread for row in points]),
     )
 
 
@@ -142,19 +172,120 @@ def best_log_rates(points: RatePoints) -> Floats:
 
     It is no higher than the highest rate near the best that did not diverge.
     """
-    zeros = np.zeros(points.seeds.shape)
-    optimum = bound_rates(points, variance=zeros, used=zeros).optimum
+    optimum = _possible_curves(points, np.zeros(points.seeds.shape)).optimum
+    return _measured_or(optimum, points)
 
+
+def _measured_or(log_rates: Floats, points: RatePoints) -> Floats:
+    """Return log rates, bounded by those that did not diverge; the best measured one if NaN."""
     is_finite = np.isfinite(points.losses)
     losses = np.where(is_finite, points.losses, np.inf)
     is_best = losses == losses.min(-1, keepdims=True)
     measured = np.where(is_best, points.log_rates, np.inf).min(-1)
     highest = np.where(is_finite, points.log_rates, -np.inf).max(-1)
-    return np.asarray(np.where(np.isnan(optimum), measured, np.minimum(optimum, highest)))
+    return np.asarray(np.where(np.isnan(log_rates), measured, np.minimum(log_rates, highest)))
 
 
 def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBounds:
     """Fit the curves; `variance` is that of one loss over seeds, `used` are log rates, (..., k)."""
+    curves = _possible_curves(points, variance)
+    regret, regret_low, regret_high = curves.regrets(used)
+    return RateBounds(
+        optimum=curves.optimum,
+        level=curves.at_best(curves.fit.level),
+        curvature=curves.curvature,
+        ratio=curves.ratio,
+        optimum_low=curves.optimum_low,
+        optimum_high=curves.optimum_high,
+        regret=regret,
+        regret_low=regret_low,
+        regret_high=regret_high,
+        misfits=curves.misfits,
+        is_clear=curves.is_clear,
+        has_corner=_has_corner(points, variance),
+    )
+
+
+def rates_to_use(points: RatePoints) -> Floats:
+    """Return the log rate whose largest possible regret is the least; without a fit, the best rate.
+
+    It is no higher than the highest rate near the best that did not diverge.
+    """
+    curves = _possible_curves(points, np.zeros(points.seeds.shape))
+    steps = np.linspace(0.0, 1.0, CANDIDATES)
+    range_of_optimum = curves.optimum_high - curves.optimum_low
+    candidates = [curves.optimum_low + step * range_of_optimum for step in steps]
+    largest_regrets = np.stack([curves.regrets(candidate)[2] for candidate in candidates])
+    safest = largest_regrets.argmin(0)
+    log_rates = curves.optimum_low + steps[safest] * range_of_optimum
+    return _measured_or(log_rates, points)
+
+
+@dataclass(frozen=True, eq=False)
+class _PossibleCurves:
+    """The possible curves of each batch size: lowest points and fits, (..., k, families, points).
+
+    Properties have the shape (..., k), and NaN without a fit.
+    """
+
+    lowest: Floats
+    fit: "_Fit"
+    bound: Floats  # largest sum of squared residuals of a possible curve, (..., k, 1, 1)
+    has_fit: NDArray[np.bool_]  # (..., k)
+    index_of_best: NDArray[np.int64]  # among the flattened families and points, (..., k, 1)
+    misfits: NDArray[np.bool_]  # (..., k)
+    is_clear: NDArray[np.bool_]  # (..., k)
+    shift: Floats  # of the lowest point with other seeds, (..., k)
+
+    def at_best(self, values: Floats) -> Floats:
+        """Return the values of the curve that fits best, (..., k)."""
+        flat = values.reshape(*self.has_fit.shape, -1)
+        best = np.take_along_axis(flat, self.index_of_best, -1)[..., 0]
+        return np.where(self.has_fit, best, np.nan)
+
+    @cached_property
+    def optimum(self) -> Floats:
+        return self.at_best(self.lowest)
+
+    @cached_property
+    def curvature(self) -> Floats:
+        return self.at_best(self.fit.below)
+
+    @cached_property
+    def ratio(self) -> Floats:
+        above = self.at_best(self.fit.above)
+        has_curvature = self.curvature > 0
+        return np.where(has_curvature, above / np.where(has_curvature, self.curvature, 1.0), 1.0)
+
+    @cached_property
+    def optimum_low(self) -> Floats:
+        first, _ = _ends(self.lowest, self.fit.squares <= self.bound)
+        return np.where(self.has_fit, first.min(-1), np.nan)
+
+    @cached_property
+    def optimum_high(self) -> Floats:
+        _, last = _ends(self.lowest, self.fit.squares <= self.bound)
+        return np.where(self.has_fit, last.max(-1), np.nan)
+
+    def regrets(self, used: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the regret of log rates, and its least and largest possible value, (..., k).
+
+        Without a fit they are NaN, 0 and infinite. The largest one allows for a best rate that is
+        another one with other seeds.
+        """
+        fit = self.fit
+        distance = used[..., None, None] - self.lowest
+        of_curves = np.where(distance > 0, fit.above, fit.below) * np.square(distance)
+        smallest, largest = fit.regrets_between(distance, self.bound)
+        of_other_seeds = self.curvature * (1 + self.ratio) / 2 * np.square(self.shift)
+        return (
+            self.at_best(of_curves),
+            np.where(self.has_fit, smallest.min((-2, -1)), 0.0),
+            np.where(self.has_fit, largest.max((-2, -1)) + of_other_seeds, np.inf),
+        )
+
+
+def _possible_curves(points: RatePoints, variance: Floats) -> _PossibleCurves:
     is_given = np.isfinite(points.log_rates) & np.isfinite(points.losses)
     count = is_given.sum(-1)
     has_fit = (count >= LEAST_RATES) & np.isfinite(points.ends).all(-1)
@@ -176,44 +307,49 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
         # A curve that fits badly shows more noise than the seeds do.
         degrees = count - PARAMETERS
         misfit = np.where(degrees > 0, least / np.maximum(degrees, 1), 0.0)
-        slack = SLACK * np.maximum(variance / points.seeds, misfit)
+        noise = variance / points.seeds
+        misfits = misfit > MISFIT * noise
+        slack = SLACK * np.where(misfits, misfit, noise)
 
         bound_of_family = least_of_family + slack[..., None]
         first, last = _ends(lowest, fit.squares <= bound_of_family[..., None])
         low = np.maximum(first - step, start)
         high = np.minimum(last + step, end)
 
-    bound = (least + slack)[..., None, None]
-    first, last = _ends(lowest, fit.squares <= bound)
-    distance = used[..., None, None] - lowest
-    smallest, largest = fit.regrets_between(distance, bound)
-
     # If several curves fit equally well, the first counts, which is a parabola.
     is_best = fit.squares <= (least + TIE * fit.total)[..., None, None]
-    index = is_best.reshape(*count.shape, -1).argmax(-1)[..., None]
-
-    def at_best(values: Floats) -> Floats:
-        flat = values.reshape(*count.shape, -1)
-        best = np.take_along_axis(flat, index, -1)[..., 0]
-        return np.where(has_fit, best, np.nan)
-
-    below = at_best(fit.below)
-    above = at_best(fit.above)
-    has_curvature = below > 0
-    ratio = above / np.where(has_curvature, below, 1.0)
-    regrets = np.where(distance > 0, fit.above, fit.below) * np.square(distance)
-    return RateBounds(
-        optimum=at_best(lowest),
-        level=at_best(fit.level),
-        curvature=below,
-        ratio=np.where(has_curvature, ratio, 1.0),
-        optimum_low=np.where(has_fit, first.min(-1), np.nan),
-        optimum_high=np.where(has_fit, last.max(-1), np.nan),
-        regret=at_best(regrets),
-        regret_low=np.where(has_fit, smallest.min((-2, -1)), 0.0),
-        regret_high=np.where(has_fit, largest.max((-2, -1)), np.inf),
-        misfit=misfit,
+    return _PossibleCurves(
+        lowest=lowest,
+        fit=fit,
+        bound=(least + slack)[..., None, None],
+        has_fit=has_fit,
+        index_of_best=is_best.reshape(*count.shape, -1).argmax(-1)[..., None],
+        misfits=misfits,
+        is_clear=~misfits & (fit.total - least > CLEAR * slack),
+        shift=np.maximum(SHIFT / np.sqrt(points.seeds), points.spread),
     )
+
+
+def _has_corner(points: RatePoints, variance: Floats) -> NDArray[np.bool_]:
+    """Return whether the next higher rate is worse than the steepest of the curves allows.
+
+    It is compared with a parabola through the best rate and the rates below it.
+    """
+    is_given = np.isfinite(points.losses)
+    index = np.where(is_given, points.losses, np.inf).argmin(-1)[..., None]
+    rise = points.losses - np.take_along_axis(points.losses, index, -1)
+    distance = points.log_rates - np.take_along_axis(points.log_rates, index, -1)
+
+    is_below = is_given & (distance < 0)
+    square = np.where(is_below, np.square(distance), 0.0)
+    of_square = np.where(is_below, rise, 0.0) * square
+    curvature = of_square.sum(-1) / np.maximum(np.square(square).sum(-1), 1e-300)
+
+    is_next = is_given & (distance > 0) & (distance <= math.log(FINEST) * (1 + 1e-9))
+    noise = np.sqrt(variance / points.seeds)
+    steepest = STEEPNESS * curvature[..., None] * np.square(distance)
+    is_steeper = rise > steepest + CORNER * noise[..., None]
+    return np.asarray((is_next & is_steeper).any(-1) & is_below.any(-1))
 
 
 class _Fit(NamedTuple):

@@ -8,7 +8,7 @@ All arrays may hold many sweeps at once.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +26,8 @@ LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decide
 DRAWS = 40_000  # simulated sweeps per critical value
 CHUNK = 2_000  # sweeps simulated at once
 ROUNDING = 1e-12  # relative error of a loss
-NOISY = 10.0  # standard deviation of a noisy batch size over that of the others
+PRIOR_DEGREES = 5.0  # of the variance of the other pairs, by which a pair's own is moderated
+RATIOS_OF_NOISE = (3.0, 10.0)  # standard deviations of noisy batch sizes over the others'
 
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]
@@ -45,29 +46,53 @@ class Decision:
     @cached_property
     def differences(self) -> tuple[Floats, Floats]:
         """The interval of each loss at the best rate minus each other one, (..., k, k)."""
-        if self.rates is None:
-            least = np.zeros(self.mean.shape)
-            most = least
-        else:
-            least = self.rates.regret_low
-            most = self.rates.regret_high
-
+        estimate, below, above = self._estimates(self.half_width)
         has_seeds = np.isfinite(self.difference)  # in common
-        low = self.difference - self.half_width - most[..., :, None] + least[..., None, :]
-        low = np.where(has_seeds, low, -np.inf)
-        high = self.difference + self.half_width - least[..., :, None] + most[..., None, :]
-        high = np.where(has_seeds, high, np.inf)
+        low = np.where(has_seeds, estimate - below, -np.inf)
+        high = np.where(has_seeds, estimate + above, np.inf)
         return low, high
+
+    def _estimates(self, half_width: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the differences at the best rates, and how far the intervals go below and above.
+
+        The errors of three independent estimates, of a difference and of two regrets, are combined
+        by their squares: the method of variance estimates recovery (Zou and Donner 2008,
+        doi:10.1002/sim.3095). The bounds of curves that are not clear are added instead.
+        """
+        estimate = self.difference
+        below = np.square(half_width)
+        above = below
+        added_below = np.zeros(())
+        added_above = np.zeros(())
+        if self.rates is not None:
+            rates = self.rates
+            regret = np.nan_to_num(rates.regret)
+            estimate = estimate - regret[..., :, None] + regret[..., None, :]
+            to_least = regret - rates.regret_low
+            to_largest = rates.regret_high - regret
+
+            least = np.where(rates.is_clear, np.square(to_least), 0.0)
+            largest = np.where(rates.is_clear, np.square(to_largest), 0.0)
+            below = below + largest[..., :, None] + least[..., None, :]
+            above = above + least[..., :, None] + largest[..., None, :]
+
+            least = np.where(rates.is_clear, 0.0, to_least)
+            largest = np.where(rates.is_clear, 0.0, to_largest)
+            added_below = largest[..., :, None] + least[..., None, :]
+            added_above = least[..., :, None] + largest[..., None, :]
+        return estimate, np.sqrt(below) + added_below, np.sqrt(above) + added_above
 
     @cached_property
     def gaps(self) -> tuple[Floats, Floats]:
         """The interval of the loss at the best rate minus the least of the others', (..., k)."""
+        return self._gaps_of(*self.differences)
+
+    def _gaps_of(self, low: Floats, high: Floats) -> tuple[Floats, Floats]:
         is_compared = np.isfinite(self.mean)
         is_pair = is_compared[..., :, None] & is_compared[..., None, :]
         is_pair &= ~np.eye(self.mean.shape[-1], dtype=bool)
         has_pair = is_pair.any(-1)
 
-        low, high = self.differences
         low = np.where(is_pair, low, -np.inf).max(-1)
         high = np.where(is_pair, high, -np.inf).max(-1)
         return np.where(has_pair, low, np.nan), np.where(has_pair, high, np.nan)
@@ -108,8 +133,11 @@ class Decision:
 
     def may_be_decided(self, tolerance: float) -> Flags:
         """Return whether some differences inside the intervals would decide without seed noise."""
+        estimate, below, above = self._estimates(np.zeros(self.half_width.shape))
         with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
-            low, high = replace(self, half_width=-self.half_width).gaps
+            low, high = self._gaps_of(
+                estimate + self.half_width - below, estimate - self.half_width + above
+            )
         return np.asarray((high <= tolerance) | (low > tolerance))
 
     @property
@@ -135,19 +163,18 @@ def decide(
     """
     has_diverged = np.isinf(losses).any(-1, keepdims=True)
     losses = np.where(has_diverged, np.nan, losses)
-    _, mean, variance = _moments(losses)
+    count, mean, variance = _moments(losses)
     compared = max(2, int(np.isfinite(mean).sum(-1).max()))
 
     differences = losses[..., :, None, :] - losses[..., None, :, :]
     common_seeds, difference, variance_of_difference = _moments(differences)
     half_width = _half_widths(losses, common_seeds, variance_of_difference, compared, looks)
 
-    # A batch size whose few seeds agree by chance is taken to be as noisy as the quieter others.
     variance = np.nan_to_num(variance)
     total = variance.sum(-1, keepdims=True)
     largest = variance.max(-1, keepdims=True)
     mean_of_others = (total - largest) / max(1, compared - 1)
-    variance = np.maximum(variance, mean_of_others)
+    variance = _moderated(variance, mean_of_others, count - 1)
 
     rates = None
     if points is not None:
@@ -170,13 +197,13 @@ def _half_widths(
     is_pair = ~np.eye(losses.shape[-2], dtype=bool)
     has_seeds = count > 1
     counts = np.unique(count[has_seeds & is_pair]).tolist()
-    all_looks = sorted({*counts, *looks})
     critical = np.full(count.shape, np.inf)
-    for seeds, value in critical_values(compared, tuple(all_looks)).items():
-        critical[count == seeds] = value
+    for seeds in counts:
+        seen = tuple(sorted({seeds, *looks}))
+        critical[count == seeds] = critical_values(compared, seen)[seeds]
 
     variance_of_quieter = _without_noisiest(variance)
-    variance = np.fmax(variance, variance_of_quieter[..., None, None])
+    variance = _moderated(variance, variance_of_quieter[..., None, None], count - 1)
 
     # Without seeds, or with seeds that are equal but for rounding, the error is not known.
     largest_loss = np.abs(np.nan_to_num(losses)).max((-2, -1))
@@ -195,6 +222,17 @@ def _moments(values: Floats) -> tuple[Counts, Floats, Floats]:
     squares = np.where(is_given, values - mean[..., None], 0.0) ** 2
     variance = squares.sum(-1) / np.where(count > 1, count - 1, np.nan)
     return count, mean, variance
+
+
+def _moderated(variance: Floats, prior: Floats, degrees: Counts | int) -> Floats:
+    """Return variances moderated by a prior one, but no less than they are.
+
+    A variance that is small by chance does not make differences significant (Smyth 2004,
+    doi:10.2202/1544-6115.1027). Where a variance is not known, the prior one is returned.
+    """
+    known = np.where(np.isfinite(variance), degrees, 0)
+    moderated = (PRIOR_DEGREES * prior + known * np.nan_to_num(variance)) / (PRIOR_DEGREES + known)
+    return np.asarray(np.fmax(variance, moderated))
 
 
 def _without_noisiest(variance: Floats) -> Floats:
@@ -264,14 +302,19 @@ def _simulate_statistics(k: int, looks: tuple[int, ...]) -> Floats:
 
 def _patterns_of_noise(k: int) -> list[Floats]:
     """Return standard deviations of k batch sizes for which the critical values should hold."""
-    one_is_quiet = np.r_[1 / NOISY, np.ones(k - 1)]
-    if k <= 3:
-        return [one_is_quiet]
-    two_are_noisier = np.r_[3.0, 3.0, np.ones(k - 2)]
-    two_are_noisy = np.r_[NOISY, NOISY, np.ones(k - 2)]
-    half_is_noisier = np.where(np.arange(k) < k // 2, 3.0, 1.0)
-    evenly_spread = np.geomspace(1, NOISY, k)
-    return [one_is_quiet, two_are_noisier, two_are_noisy, half_is_noisier, evenly_spread]
+    patterns = [np.ones(k)]
+    if k == 2:  # the variance of the only pair is its own
+        return patterns
+    for ratio in RATIOS_OF_NOISE:
+        one_is_noisy = np.r_[ratio, np.ones(k - 1)]
+        one_is_quiet = 1 / one_is_noisy
+        patterns += [one_is_noisy, one_is_quiet]
+        if k > 3:
+            two_are_noisy = np.r_[ratio, ratio, np.ones(k - 2)]
+            half_is_noisy = np.where(np.arange(k) < k // 2, ratio, 1.0)
+            evenly_spread = np.geomspace(1, ratio, k)
+            patterns += [two_are_noisy, half_is_noisy, evenly_spread]
+    return patterns
 
 
 def _largest_statistic(mean: Floats, covariance: Floats, seeds: int) -> Floats:
@@ -279,7 +322,7 @@ def _largest_statistic(mean: Floats, covariance: Floats, seeds: int) -> Floats:
     variance_of_one = np.diagonal(covariance, axis1=-2, axis2=-1)
     sums = variance_of_one[..., :, None] + variance_of_one[..., None, :]
     variance = sums - 2 * covariance
-    variance = np.maximum(variance, _without_noisiest(variance)[..., None, None])
+    variance = _moderated(variance, _without_noisiest(variance)[..., None, None], seeds - 1)
     variance += np.eye(variance.shape[-1])  # the diagonal has no difference
 
     difference = np.abs(mean[..., :, None] - mean[..., None, :])

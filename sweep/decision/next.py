@@ -25,7 +25,6 @@ from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
 from sweep.plan.rate_search import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS
 
-MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
 TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
 MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
 
@@ -124,7 +123,7 @@ def next_trainings(
         spread = decision.rates.regret_high - decision.rates.regret_low
         is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
         needs_rates = is_unclear & (tuning_seeds == 1) & is_refinable
-        needs_rates &= decision.rates.misfit > MISFIT * decision.variance
+        needs_rates &= decision.rates.misfits | decision.rates.has_corner
 
         doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
         can_grow = doubled > tuning_seeds

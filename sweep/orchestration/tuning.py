@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import best_log_rates, rate_points
+from sweep.decision.curves import rate_points, rates_to_use
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
@@ -430,7 +430,7 @@ class Tuning:
     def _winner(self, study: Study) -> PlannedTrial | None:
         """Return the best row, with the best rate, and remove the checkpoints of pruned trials.
 
-        The rate is the lowest point of the curve through the losses near the best one.
+        The rate is the one that gives up least in the worst case, by the losses near the best one.
         """
         for trial in study.trials:
             if trial.is_pruned:
@@ -447,7 +447,7 @@ class Tuning:
         for trial in study.trials:
             if trial.value is not None:
                 tried[trial.rate] = {TUNING_SEED: trial.value}
-        rate = float(np.exp(best_log_rates(rate_points(tried))))
+        rate = float(np.exp(rates_to_use(rate_points(tried))))
         return best.row.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
 
 

@@ -72,14 +72,18 @@ def write_made_up_sweep(path: Path, number: int, **settings: Any) -> Plan:
     return write_results(path, plan, results)
 
 
-def write_clear_sweep(path: Path, levels: Mapping[int, float], **settings: Any) -> Plan:
+def write_clear_sweep(
+    path: Path, levels: Mapping[int, float], noise: float = 1e-5, **settings: Any
+) -> Plan:
     """Write a tuned sweep of five seeds with hardly any noise, from the loss by batch size."""
     given = {"batches": ",".join(map(str, levels)), "lr": "tuned", "seeds": 5, "device": "cpu"}
     plan = _grow(None, path, {"precision": "fp32", "budget": 6400, **given, **settings})
-    return write_clear_results(path, plan, levels)
+    return write_clear_results(path, plan, levels, noise)
 
 
-def write_clear_results(path: Path, plan: Plan, levels: Mapping[int, float]) -> Plan:
+def write_clear_results(
+    path: Path, plan: Plan, levels: Mapping[int, float], noise: float = 1e-5
+) -> Plan:
     """Write results with hardly any noise: those of a search if the plan tunes, and reports."""
     rng, results = random.Random(0), list[Ended]()
     for row in plan.trials:
@@ -89,7 +93,7 @@ def write_clear_results(path: Path, plan: Plan, levels: Mapping[int, float]) -> 
         if row.id is None:
             row = plan.with_rate(row, centre)
         distance = math.log((row.learning_rate or centre) / centre)
-        results.append(_end(row, level + 0.05 * distance**2, 1e-5, 0.0, rng))
+        results.append(_end(row, level + 0.05 * distance**2, noise, 0.0, rng))
     return write_results(path, plan, results)
 
 

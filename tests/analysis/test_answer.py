@@ -171,13 +171,22 @@ def test_one_batch_size_has_no_answer():
     assert sweep.answer(table({2: 1.0})) is None
 
 
-def test_seeds_that_differ_between_batch_sizes_count_as_looks():
+def test_seeds_that_differ_between_batch_sizes_do_not_count_as_looks():
     even = sweep.answer(table(CLOSE, seeds=5))
     trials = table(CLOSE, seeds=5)
     is_late = (trials["stage"] == "final") & (trials["seed"] > 2)
     uneven = sweep.answer(trials[~(is_late & (trials["batch_size"] == 8))])
-    widths = [a[2].gap_to_best[1] - a[2].gap_to_best[0] for a in (even, uneven)]
-    assert widths[1] > widths[0]
+    with_looks = sweep.answer(trials.assign(has_looks=True))
+
+    def widths(answer, with_eight):
+        pairs = [pair for pair in answer.pairs if (8 in pair.batch_sizes) == with_eight]
+        return [pair.difference.high - pair.difference.low for pair in pairs]
+
+    for width, of_even, of_looks in zip(
+        *(widths(answer, False) for answer in (uneven, even, with_looks)), strict=True
+    ):
+        assert width == pytest.approx(of_even, rel=0.1) and width < of_looks / 1.2
+    assert max(widths(uneven, True)) > 1.2 * max(widths(even, True))
 
 
 def test_a_batch_size_without_common_seeds_makes_the_answer_provisional():
@@ -303,7 +312,7 @@ def test_simulated_sweeps_are_answered_as_the_truth_has_it():
     """A few sweeps of the study, through the table."""
     case, rng = Case(8, best=SPREAD, sigma=0.002), np.random.default_rng(0)
     for _ in range(3):
-        search = tune(case, rng)
+        search = tune(case, np.zeros(len(SPREAD)), rng)
         rows = []
         for index, tried in enumerate(search):
             tuned = [(rate, loss) for rate, losses in tried.items() for loss in losses.values()]

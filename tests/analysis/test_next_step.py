@@ -203,8 +203,8 @@ def test_a_copy_of_a_sweep_proposes_commands_for_itself(tmp_path):
 
 
 def test_a_limit_of_hours_that_has_been_reached_is_raised(tmp_path):
-    levels = {4: 1.0, 16: 1.0099}
-    write_clear_sweep(tmp_path / "s", levels, seeds="auto", max_hours=1e-6, tolerance=0.0099)
+    levels = {4: 1.0, 16: 1.0}
+    write_clear_sweep(tmp_path / "s", levels, noise=0.002, seeds="auto", max_hours=1e-6)
     flags = flags_of(next_command(tmp_path / "s"))
     assert flags["seeds"] == "auto" and float(flags["max_hours"]) >= 0.1
 

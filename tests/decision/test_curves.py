@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweep.decision.curves import (
+    SHIFT,
     STEEPNESS,
     best_log_rates,
     bound_rates,
     rate_points,
     rates_between,
+    rates_to_use,
     stack_points,
 )
 
@@ -87,11 +89,13 @@ def test_a_rate_that_diverged_bounds_the_best_one_and_is_not_used():
     points = rate_points(tried)
     assert points.ends[1] == pytest.approx(math.log(8e-3))
     assert math.exp(best_log_rates(points)) <= 4e-3 * (1 + 1e-9)
+    assert math.exp(rates_to_use(points)) <= 4e-3 * (1 + 1e-9)
 
 
 def test_a_tie_goes_to_the_lower_rate_and_equal_fits_to_the_parabola():
     flat = {1e-3: {1000: 1.0}, 2e-3: {1000: 1.0}, 4e-3: {1000: 1.0}}
     assert math.exp(best_log_rates(rate_points(flat))) == pytest.approx(1e-3)
+    assert math.exp(rates_to_use(rate_points(flat))) == pytest.approx(1e-3)
     three = bowl([5e-4, 1e-3, 2e-3], 1.1e-3)
     bounds = bounds_of(three)
     assert bounds.ratio == 1 and math.exp(bounds.optimum) == pytest.approx(1.1e-3, rel=1e-3)
@@ -120,11 +124,66 @@ def test_noise_widens_the_bounds_and_more_seeds_narrow_them():
 def test_a_curve_that_does_not_fit_widens_the_bounds():
     tried = bowl(REFINED, 1e-3)
     tried[1e-3][1000] += 0.02
-    bounds = bounds_of(tried)
-    assert (
-        bounds.misfit > 1e-5
-        and bounds.regret_high > 10 * bounds_of(bowl(REFINED, 1e-3)).regret_high
-    )
+    exact = bounds_of(bowl(REFINED, 1e-3), variance=1e-8)
+    bounds = bounds_of(tried, variance=1e-8)
+    assert bounds.misfits and not bounds.is_clear
+    assert exact.is_clear and not exact.misfits
+    assert bounds.regret_high > 10 * exact.regret_high
+
+
+def test_a_curve_in_which_noise_prevails_is_not_clear():
+    tried = bowl(REFINED, 1e-3, curvature=0.05)
+    assert bounds_of(tried, variance=0.003**2).is_clear
+    assert not bounds_of(tried, variance=0.03**2).is_clear
+
+
+@pytest.mark.parametrize("ratio", [1 / STEEPNESS, 1.0, STEEPNESS])
+def test_the_rate_to_use_gives_up_less_in_the_worst_case_than_the_best_one(ratio):
+    points = rate_points(bowl(GRID, 1.3e-3, ratio=ratio))
+    safe = float(rates_to_use(points))
+    best = float(best_log_rates(points))
+    of_safe = bound_rates(points, np.array(1e-6), np.array(safe))
+    of_best = bound_rates(points, np.array(1e-6), np.array(best))
+    assert of_safe.regret_high <= of_best.regret_high * (1 + 1e-9)
+    assert of_safe.optimum_low <= safe <= of_safe.optimum_high
+
+
+def test_other_seeds_may_have_another_best_rate():
+    curvature = 0.05
+    tried = bowl(REFINED, 1e-3, curvature)
+    of_one = bounds_of(tried)
+    assert of_one.regret_high == pytest.approx(curvature * SHIFT**2, rel=0.02)
+
+    for rate, loss in tried.items():
+        loss[1001] = loss[1000]
+    assert bounds_of(tried).regret_high == pytest.approx(curvature * SHIFT**2 / 2, rel=0.02)
+
+
+def test_seeds_with_different_best_rates_widen_the_bounds_by_their_spread():
+    curvature = 0.05
+    tried = bowl(REFINED, 8e-4, curvature)
+    for rate, loss in bowl(REFINED, 1.25e-3, curvature).items():
+        tried[rate][1001] = loss[1000]
+    spread = math.log(1.25 / 0.8) / math.sqrt(2)
+    assert rate_points(tried).spread == pytest.approx(spread, rel=0.01)
+    assert bounds_of(tried).regret_high > 0.9 * curvature * spread**2
+
+
+def corner(rates, curvature):
+    """Losses that rise much more steeply directly above the best rate, 1e-3, than below it."""
+    tried = bowl(rates, 1e-3, curvature)
+    for rate in tried:
+        if rate > 1e-3:
+            tried[rate] = {1000: 1.5 + 3 * curvature * math.log(rate / 1e-3) ** 1.2}
+    return tried
+
+
+def test_a_corner_above_the_best_rate_is_noticed_unless_noise_hides_it():
+    assert bounds_of(corner(REFINED, 0.05), variance=0.001**2).has_corner
+    assert not bounds_of(corner(REFINED, 0.05), variance=0.02**2).has_corner
+    assert not bounds_of(corner(GRID, 0.05), variance=0.001**2).has_corner  # no rate is near
+    for ratio in (1.0, STEEPNESS):
+        assert not bounds_of(bowl(REFINED, 1e-3, ratio=ratio), variance=0.001**2).has_corner
 
 
 def test_the_gaps_next_to_the_best_rate_are_halved_until_they_are_fine():

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from experiments.studies.answer.error_rates import EDGE, EQUAL, Case, cases, simulate
+from experiments.studies.answer.error_rates import (
+    EDGE,
+    EQUAL,
+    Case,
+    cases,
+    random_cases,
+    simulate,
+)
 from sweep.decision.curves import RatePoints
 from sweep.decision.decision import ALPHA, LOOKS, critical_values, decide
 
@@ -49,6 +56,7 @@ def test_a_part_of_a_decision_keeps_the_intervals_of_the_whole():
         losses=np.tile([1.2, 1.0, 1.2, np.nan, np.nan], (3, 1)),
         ends=np.tile(np.log([0.5, 2.0]), (3, 1)),
         seeds=np.ones(3),
+        spread=np.zeros(3),
     )
     for tuned in (None, points):
         whole = decide(LOSSES, tuned, np.log([1.1] * 3))
@@ -125,6 +133,62 @@ def test_some_batch_size_may_be_the_best_even_if_pairs_contradict_each_other():
     assert (made.gap_low > 0).all() and made.may_be_best.sum() == 1
 
 
+def test_unequal_numbers_of_seeds_have_the_critical_values_of_their_numbers():
+    losses = np.random.default_rng(3).normal(size=(5, 8))
+    losses[4, 5:] = np.nan
+    made = decide(losses, None, np.zeros(5))
+    complete = decide(losses[:, :5], None, np.zeros(5))
+    of_eight = decide(losses[:4], None, np.zeros(4))
+    for half_width, other in (
+        (made.half_width[0, 4], complete.half_width[0, 4]),
+        (made.half_width[0, 1], of_eight.half_width[0, 1]),
+    ):
+        assert half_width == pytest.approx(other, rel=0.25)
+
+    with_looks = decide(losses, None, np.zeros(5), LOOKS)
+    finite = np.isfinite(made.half_width)
+    assert (with_looks.half_width[finite] > 1.1 * made.half_width[finite]).all()
+
+
+def test_few_seeds_of_others_hardly_widen_a_pair_with_many():
+    rng = np.random.default_rng(4)
+    losses = rng.normal(size=(5, 20)) * np.array([1, 1, 3, 3, 3])[:, None]
+    losses[2:, 3:] = np.nan
+    made = decide(losses, None, np.zeros(5))
+    pair = losses[1] - losses[0]
+    own = critical_values(5, (20,))[20] * pair.std(ddof=1) / math.sqrt(20)
+    assert own <= made.half_width[1, 0] <= 1.3 * own
+
+
+def test_errors_of_seeds_and_of_clear_rates_are_combined_by_their_squares():
+    logs = np.log([2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3])
+    points = RatePoints(
+        log_rates=np.tile(logs, (2, 1)),
+        losses=np.tile(1 + 0.1 * (logs - logs[2]) ** 2, (2, 1)),
+        ends=np.tile(logs[[0, -1]], (2, 1)),
+        seeds=np.ones(2),
+        spread=np.zeros(2),
+    )
+    differences = np.array([0.19, 0.2, 0.21, 0.2])
+    losses = of_two(differences) + np.array([0.0, 0.01, -0.01, 0.003])
+    made = decide(losses, points, RATES[:2])
+    assert made.rates is not None and made.rates.is_clear.all()
+    below = made.rates.regret - made.rates.regret_low
+    above = made.rates.regret_high - made.rates.regret
+    estimate = made.difference[1, 0] - made.rates.regret[1] + made.rates.regret[0]
+    error = math.hypot(made.half_width[1, 0], above[1], below[0])
+    assert made.gap_low[1] == pytest.approx(estimate - error)
+
+    unclear = RatePoints(**{**vars(points), "losses": points.losses + [0, 0.3, 0, 0.3, 0]})
+    made = decide(losses, unclear, RATES[:2])
+    assert made.rates is not None and not made.rates.is_clear.any()
+    below = made.rates.regret - made.rates.regret_low
+    above = made.rates.regret_high - made.rates.regret
+    estimate = made.difference[1, 0] - made.rates.regret[1] + made.rates.regret[0]
+    error = made.half_width[1, 0] + above[1] + below[0]
+    assert made.gap_low[1] == pytest.approx(estimate - error)
+
+
 def test_the_regret_of_the_rates_widens_and_shifts_the_gaps():
     logs = np.log([5e-4, 1e-3, 2e-3])
     points = RatePoints(
@@ -132,6 +196,7 @@ def test_the_regret_of_the_rates_widens_and_shifts_the_gaps():
         losses=np.array([[1.1, 1.0, 1.1], [1.1, 1.0, 1.1]]),
         ends=np.tile(logs[[0, 2]], (2, 1)),
         seeds=np.ones(2),
+        spread=np.zeros(2),
     )
     losses = of_two(np.array([0.19, 0.2, 0.21]))
     known = decide(losses, None, RATES[:2])
@@ -180,6 +245,34 @@ def test_wrong_answers_are_rare(name):
     result = simulate(SIMULATED[name], 2000)
     most = ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 2000)
     assert result.not_covered <= most and result.wrong <= most
+
+
+@pytest.mark.slow
+def test_wrong_answers_are_rare_in_cases_drawn_at_random():
+    """At most 5 % of sweeps in each of 200 cases, up to the error of 200 sweeps."""
+    results = [simulate(case, 200, seed=number) for number, case in enumerate(random_cases(200, 0))]
+    not_covered = np.array([result.not_covered for result in results])
+    assert not_covered.mean() <= ALPHA / 2
+    assert not_covered.max() <= ALPHA + 4 * math.sqrt(ALPHA * (1 - ALPHA) / 200)
+
+
+@pytest.mark.slow
+def test_a_missing_loss_hardly_costs_a_verdict():
+    complete = simulate(Case(5, sigma=0.002), 1000)
+    one_missing = simulate(Case(5, sigma=0.002, missing=1), 1000)
+    assert complete.within > 0.9 and one_missing.within > 0.75
+
+
+@pytest.mark.slow
+def test_five_equal_batch_sizes_are_often_decided_with_20_seeds():
+    assert simulate(Case(20), 1000).decided >= 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [0.003, 0.006])
+def test_seeds_with_their_own_best_rates_rarely_make_an_answer_wrong(sigma):
+    most = ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 2000)
+    assert simulate(Case(20, sigma=sigma, shift=0.05), 2000).wrong <= most
 
 
 @pytest.mark.slow

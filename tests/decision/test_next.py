@@ -123,7 +123,9 @@ def test_nothing_follows_once_all_is_decided_or_the_most_seeds_are_reached():
 def test_an_uncertain_rate_gets_tuning_seeds_before_the_batch_size_gets_seeds():
     logs = np.log([5e-4, 1e-3, 2e-3])
     losses = np.array([[1.003, 1.0, 1.003], [1.003, 1.0, 1.003]])
-    points = RatePoints(np.tile(logs, (2, 1)), losses, np.tile(logs[[0, 2]], (2, 1)), np.ones(2))
+    points = RatePoints(
+        np.tile(logs, (2, 1)), losses, np.tile(logs[[0, 2]], (2, 1)), np.ones(2), np.zeros(2)
+    )
     finals = 0.01 * np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.1]])
     decision = decide(finals, points, np.log([1e-3] * 2), LOOKS)
     none = np.zeros(2, bool)
@@ -139,10 +141,12 @@ def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():
     ends = np.array([[np.nan, np.nan], [np.nan, np.nan], logs[[0, 2]]])
     noise = np.random.default_rng(1).normal(size=(3, 3))
     losses = np.array([[1.0], [1.005], [1.01]]) + 0.01 * (noise - noise.mean(-1, keepdims=True))
-    all_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, np.full((3, 2), np.nan), np.ones(3))
+    all_at_ends = RatePoints(
+        np.tile(logs, (3, 1)), rates, np.full((3, 2), np.nan), np.ones(3), np.zeros(3)
+    )
     assert list(next_of(losses, 0.01, all_at_ends)[0]) == [3, 3, 3]
-    one_at_end = RatePoints(np.tile(logs, (3, 1)), rates, ends[[2, 2, 0]], np.ones(3))
+    one_at_end = RatePoints(np.tile(logs, (3, 1)), rates, ends[[2, 2, 0]], np.ones(3), np.zeros(3))
     close = np.array([[1.0], [1.0], [1.5]]) + 1e-4 * (noise - noise.mean(-1, keepdims=True))
     assert list(next_of(close, 0.01, one_at_end)[0]) == [3, 3, 3]  # without it 1 and 2 are within
-    two_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, ends, np.ones(3))
+    two_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, ends, np.ones(3), np.zeros(3))
     assert list(next_of(losses, 0.01, two_at_ends, tuning=4)[0]) == [5, 3, 5]  # 2 may be outside

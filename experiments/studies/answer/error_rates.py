@@ -19,15 +19,16 @@ from functools import partial
 import numpy as np
 
 from sweep.decision.curves import (
+    STEEPNESS,
     Floats,
     RatePoints,
-    best_log_rates,
     rate_points,
     rates_between,
+    rates_to_use,
     stack_points,
 )
 from sweep.decision.decision import LOOKS, Counts, Decision, decide
-from sweep.decision.next import next_trainings
+from sweep.decision.next import TUNING_SEEDS, next_trainings
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.rate_search import GRID, RateTrial, next_rates
 
@@ -50,7 +51,9 @@ class Case:
     ratio: float = 1.0  # curvature above the best rate over that below
     sigma: float = 0.006
     noisy: float = 1.0  # standard deviation of the last batch size over that of the others
-    violation: str = ""  # t3, lognormal, drift, interaction, flat, cusp or cliff
+    violation: str = ""  # t3, lognormal, drift, interaction, flat, cusp, corner or cliff
+    shift: float = 0.0  # standard deviation of a seed's best log rate
+    missing: int = 0  # final trials without a result, of different batch sizes
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
 
     def describe(self) -> str:
@@ -65,12 +68,14 @@ class Case:
         return np.asarray(self.sigma * np.r_[np.ones(len(self.best) - 1), self.noisy])
 
     def expected(self, log_rates: Floats) -> Floats:
-        """Return losses at log rates above the best one, (..., k, rates)."""
+        """Return losses at log rates above the seed's best one, (..., k, rates)."""
         side = np.where(log_rates > 0, self.ratio, 1.0)
         distance = np.abs(log_rates)
         if self.violation == "flat":
             distance = np.maximum(distance - 0.35, 0)
         bowl = distance if self.violation == "cusp" else distance**2
+        if self.violation == "corner":
+            bowl = np.where(log_rates > 0, 3 * distance**1.2, bowl)
         losses = np.array(self.best)[:, None] + self.curvature * side * bowl
         if self.violation == "cliff":
             losses = np.where(log_rates > 0.4, np.inf, losses)
@@ -97,13 +102,17 @@ class Result:
 
     not_covered: float  # some interval does not contain its gap
     wrong: float  # the best is said not to be it, or a batch size to be within or outside wrongly
+    within: float  # some batch size is within the tolerance
     decided: float  # mean share of batch sizes that are within or outside
     power: float  # the second batch size is worse than the first
     trainings: float
 
 
-def tune(case: Case, rng: np.random.Generator) -> Search:
-    """Search the rates of one sweep, until all batch sizes have as many trials."""
+def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
+    """Search the rates of one sweep, until all batch sizes have as many trials.
+
+    `shifts` are those of the best log rate of the first tuning seed, (k,).
+    """
     tried: list[list[RateTrial]] = [[] for _ in case.best]
     centres = np.exp(rng.uniform(-0.35, 0.35, len(tried)))
     trial_count = 0
@@ -115,7 +124,8 @@ def tune(case: Case, rng: np.random.Generator) -> Search:
             rates = next_rates(trials, grid, least_count=trial_count)
             while rates:
                 log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
-                losses = case.expected(log_rates) + case.draw(log_rates.shape, rng)
+                losses = case.expected(log_rates - shifts[:, None])
+                losses = losses + case.draw(log_rates.shape, rng)
                 trials += map(RateTrial, rates, losses[index].tolist())
                 is_settled = False
                 rates = next_rates(trials, grid, least_count=trial_count)
@@ -143,11 +153,17 @@ def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:
 
 
 def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
-    searches = [tune(case, rng) for _ in range(sweeps)]
+    k = len(case.best)
+    tuning_shifts = case.shift * rng.standard_normal((sweeps, k, TUNING_SEEDS))
+    searches = [tune(case, shifts[:, 0], rng) for shifts in tuning_shifts]
     points = stack_points([_points_of(search) for search in searches])
-    used = best_log_rates(points)
+    used = rates_to_use(points)
+
     seeds = case.seeds if case.seeds else MOST_SEEDS
-    losses = case.expected(used[..., None]) + case.draw((*used.shape, seeds), rng)
+    shifts = case.shift * rng.standard_normal((sweeps, k, seeds))
+    losses = case.expected(used[..., None] - shifts) + case.draw(shifts.shape, rng)
+    for size in range(case.missing):
+        losses[:, size, size] = np.nan
     trainings = float(np.mean([sum(map(len, search)) for search in searches]))
 
     answers = []
@@ -157,7 +173,7 @@ def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
         answers.append(decide(losses, points, used))
         trainings += case.seeds * len(case.best)
     else:
-        decision, added = decide_in_looks(case, losses, searches, used, rng)
+        decision, added = decide_in_looks(case, losses, searches, tuning_shifts, used, rng)
         answers.append(decision)
         trainings += float(added.sum(-1).mean())
     return judge(case, answers, trainings)
@@ -168,7 +184,12 @@ def _points_of(search: Search) -> RatePoints:
 
 
 def decide_in_looks(
-    case: Case, losses: Floats, searches: list[Search], used: Floats, rng: np.random.Generator
+    case: Case,
+    losses: Floats,
+    searches: list[Search],
+    tuning_shifts: Floats,
+    used: Floats,
+    rng: np.random.Generator,
 ) -> tuple[Decision, Counts]:
     """Add trainings as `--seeds auto` does; return the last decision and the trainings added."""
     seeds = np.full(used.shape, LOOKS[0])
@@ -204,8 +225,9 @@ def decide_in_looks(
                 new += [(rate, TUNING_SEED) for rate in between[sweep, size]]
             added[sweep, size] += len(new)
 
+            shifts = [tuning_shifts[sweep, size, seed - TUNING_SEED] for _, seed in new]
             log_rates = np.tile(np.log([rate for rate, _ in new]), (len(case.best), 1))
-            values = case.expected(log_rates) + case.draw(log_rates.shape, rng)
+            values = case.expected(log_rates - shifts) + case.draw(log_rates.shape, rng)
             for (rate, seed), value in zip(new, values[size].tolist(), strict=True):
                 tried.setdefault(rate, {})[seed] = value
         seeds = more_seeds
@@ -228,14 +250,13 @@ def judge(case: Case, answers: Sequence[Decision], trainings: float) -> Result:
         is_wrong |= within & is_outside
         is_wrong |= outside & ~is_outside
 
-    assert answer.rates is not None
-    lower = answer.difference[..., 1, 0] - answer.half_width[..., 1, 0]
-    lower += answer.rates.regret_low[..., 0] - answer.rates.regret_high[..., 1]
+    lower, _ = answer.differences
     return Result(
         not_covered=float((~is_covered).any(-1).mean()),
         wrong=float(is_wrong.any(-1).mean()),
+        within=float(within.any(-1).mean()),
         decided=float((within | outside).mean()),
-        power=float((lower > 0).mean()),
+        power=float((lower[..., 1, 0] > 0).mean()),
         trainings=trainings,
     )
 
@@ -259,6 +280,13 @@ def cases() -> Iterator[tuple[str, Case]]:
         for violation in ("t3", "lognormal", "drift", "interaction", "flat", "cusp", "cliff"):
             yield "attacks", Case(seeds, violation=violation)
         yield "attacks", Case(seeds, ratio=5.0, sigma=0.002)
+        for curvature, sigma in itertools.product((0.05, 0.2), (0.003, 0.006)):
+            yield "attacks", Case(seeds, curvature=curvature, sigma=sigma, violation="corner")
+        for sigma in (0.003, 0.006):
+            yield "attacks", Case(seeds, sigma=sigma, shift=0.1)
+
+    for case in random_cases(200, seed=0):
+        yield "random", case
 
 
 def _cases_of_errors() -> Iterator[Case]:
@@ -287,6 +315,34 @@ def _cases_of_errors() -> Iterator[Case]:
     for ratio, seeds in itertools.product((1.0, 1.6), (20, 0)):
         yield Case(seeds, curvature=0.8, ratio=ratio, sigma=0.002)
 
+    for k, seeds in itertools.product((2, 3), (5, 20, 0)):
+        yield Case(seeds, best=EQUAL[:k], sigma=0.002)
+
+    yield Case(5, sigma=0.002, missing=1)
+
+    for sigma, seeds in itertools.product((0.003, 0.006), (20, 0)):
+        yield Case(seeds, sigma=sigma, shift=0.05)
+
+
+def random_cases(count: int, seed: int) -> list[Case]:
+    """Draw cases from the ranges that the intervals are meant for."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(count):
+        k = int(rng.integers(2, 9))
+        best = np.sort(rng.choice([0.0, 0.01, 0.05]) * rng.random(k))
+        case = Case(
+            seeds=int(rng.choice([3, 5, 8, 12, 20])),
+            best=tuple((best - best[0]).tolist()),
+            curvature=float(np.exp(rng.uniform(np.log(0.05), np.log(0.8)))),
+            ratio=float(np.exp(rng.uniform(-np.log(STEEPNESS), np.log(STEEPNESS)))),
+            sigma=float(np.exp(rng.uniform(np.log(0.002), np.log(0.02)))),
+            noisy=float(rng.choice([1.0, 3.0, 10.0])),
+            shift=float(rng.uniform(0.0, 0.05)),
+        )
+        drawn.append(case)
+    return drawn
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -294,8 +350,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="table")
     arguments = parser.parse_args()
     chosen = [pair for pair in cases() if arguments.only in pair[0]]
-    print("| table | case | seeds | not covered | wrong | decided | power | trainings |")
-    print("| :-- | :-- | --: | --: | --: | --: | --: | --: |")
+    print("| table | case | seeds | not covered | wrong | within | decided | power | trainings |")
+    print("| :-- | :-- | --: | --: | --: | --: | --: | --: | --: |")
     with ProcessPoolExecutor() as pool:
         results = pool.map(partial(simulate, sweeps=arguments.sweeps), [case for _, case in chosen])
         for (table, case), result in zip(chosen, results, strict=True):
@@ -303,7 +359,13 @@ def main() -> None:
             name = replace(case, seeds=Case.seeds).describe()
             shares = [
                 f"{100 * share:.1f} %"
-                for share in (result.not_covered, result.wrong, result.decided, result.power)
+                for share in (
+                    result.not_covered,
+                    result.wrong,
+                    result.within,
+                    result.decided,
+                    result.power,
+                )
             ]
             print(
                 f"| {table} | {name} | {seeds} | {' | '.join(shares)} | {result.trainings:.0f} |",
