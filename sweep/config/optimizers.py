@@ -1,5 +1,6 @@
 """Settings of optimizers, and what the policies do for each."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
 from pydantic import Field, JsonValue
@@ -27,6 +28,15 @@ class OptimizerSettings(Settings):
     clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: no clipping
     # further arguments, by the name of the optimizer
     options: dict[OptimizerName, dict[str, JsonValue]] = Field(default={})
+
+    def with_options_of(self, names: Iterable[str]) -> Self:
+        """Add the options that these optimizers have unless the experiment sets them."""
+        options = dict(self.options)
+        for name in names:
+            merged = {**optimizer_facts(name)["options"], **options.get(name, {})}
+            if merged:
+                options[name] = merged
+        return self.model_copy(update={"options": options})
 
     def of(self, name: str | None) -> Self:
         """Return the settings of one of a sweep's optimizers, by default this one."""

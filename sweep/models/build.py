@@ -40,6 +40,18 @@ class HasHidden(Protocol):
         """Return the output projection, (V, D)."""
 
 
+# A weight that stacks several projections, such as query, key and value, with the sizes and the
+# dimension by which `torch.split` separates them.
+StackedWeight = tuple[Tensor, list[int], int]
+
+
+@runtime_checkable
+class HasStackedWeights(Protocol):
+    """A model that names the weights that stack several projections."""
+
+    def stacked_weights(self) -> list[StackedWeight]: ...
+
+
 def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) -> nn.Module:
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):

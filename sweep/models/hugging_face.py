@@ -105,5 +105,18 @@ class HuggingFace(nn.Module):
     def output_weight(self) -> Tensor:
         return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
 
+    def stacked_weights(self) -> list[tuple[Tensor, list[int], int]]:
+        """Return the weights of GPT-2 that stack projections, along their columns.
+
+        transformers does not declare which weights of its other models do, or in which order: some
+        alternate query, key and value by head.
+        """
+        config = self.model.config
+        if config.model_type != "gpt2":
+            return []
+        modules = self.model.named_modules()
+        weights = [module.weight for name, module in modules if name.endswith(".attn.c_attn")]
+        return [(weight, [config.n_embd] * 3, 1) for weight in weights]
+
     def forward(self, ids: Tensor) -> Tensor:
         return self.model(ids).logits  # type: ignore[no-any-return]

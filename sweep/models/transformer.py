@@ -11,7 +11,6 @@ from sweep.config.models import TransformerSettings
 
 NORM_EPS = 1e-5
 TRUNCATE = 3.0  # standard deviations
-STACKED = {"query_key_value": 3, "gate_up": 2}  # projections in one matrix, initialized separately
 
 KeyValues = list[tuple[Tensor, Tensor]]  # per layer, (B, H, T, D/H) each
 
@@ -34,11 +33,11 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, settings.vocabulary, bias=False)
 
         generator = torch.Generator().manual_seed(seed)
+        rows_of = {weight: rows for weight, rows, _ in self.stacked_weights()}
         for name, parameter in self.named_parameters():
             if parameter.ndim != 2:
                 continue
-            module = name.split(".")[-2]
-            for part in parameter.detach().chunk(STACKED.get(module, 1)):
+            for part in torch.split(parameter.detach(), rows_of.get(parameter, [len(parameter)])):
                 std = 1.0 if name == "embedding.weight" else math.sqrt(2 / sum(part.shape))
                 limit = TRUNCATE * std
                 nn.init.trunc_normal_(part, 0.0, std, -limit, limit, generator=generator)
@@ -78,6 +77,10 @@ class Transformer(nn.Module):
     def output_weight(self) -> Tensor:
         return self.head.weight
 
+    def stacked_weights(self) -> list[tuple[Tensor, list[int], int]]:
+        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        return [stacked for block in blocks for stacked in block.stacked_weights()]
+
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.hidden(ids))  # type: ignore[no-any-return]
 
@@ -94,6 +97,14 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(d_model, eps=NORM_EPS)
         self.gate_up = nn.Linear(d_model, 2 * d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def stacked_weights(self) -> list[tuple[Tensor, list[int], int]]:
+        d_model = self.down.out_features
+        d_ff = self.down.in_features
+        return [
+            (self.query_key_value.weight, [d_model] * 3, 0),
+            (self.gate_up.weight, [d_ff] * 2, 0),
+        ]
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None = None

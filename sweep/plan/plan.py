@@ -9,6 +9,7 @@ from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.experiment import EvaluationSettings, Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
+from sweep.config.optimizers import OptimizerSettings
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
@@ -86,7 +87,7 @@ class Plan(Inputs):
     experiment: str
     # It tags the sweep's runs and names its Optuna studies; copies keep it.
     sweep_uid: Annotated[str, Field(pattern=r"^\w*$")] = ""
-    settings: Experiment  # with the precision and the evaluation resolved
+    settings: Experiment  # with the precision, the evaluation and the optimizer resolved
     execution: Execution
     model: PlannedModel
     tokens_per_sequence: int
@@ -237,12 +238,15 @@ def build_plan(
     old_rows = old.known_trials if old else ()
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
     tokens, are_common = tokens_per_trial(experiment.budget, batches, tokens_per_sequence)
-    evaluation = _resolve_evaluation(experiment)
+    resolved = {
+        "evaluation": _resolve_evaluation(experiment),
+        "optimizer": _resolve_optimizer(experiment),
+    }
     model = PlannedModel(name=experiment.model.name, replaced_sizes=experiment.replaced_sizes)
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
-        settings=experiment.model_copy(update={"evaluation": evaluation}),
+        settings=experiment.model_copy(update=resolved),
         execution=execution,
         model=model,
         tokens_per_sequence=tokens_per_sequence,
@@ -290,6 +294,13 @@ def _resolve_evaluation(experiment: Experiment) -> EvaluationSettings:
     tokens = min(262_144, experiment.budget // 100)
     sequences = max(8, -(-tokens // experiment.tokens_per_sequence))
     return evaluation.model_copy(update={"sequences": sequences})
+
+
+def _resolve_optimizer(experiment: Experiment) -> OptimizerSettings:
+    """Return the settings of the optimizers with the options that they always have."""
+    if experiment.workload.is_program:
+        return experiment.optimizer
+    return experiment.optimizer.with_options_of(experiment.optimizer_names)
 
 
 def requested_ids(plan: Plan, new: Plan, experiment: Experiment) -> tuple[str, ...]:

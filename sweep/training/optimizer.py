@@ -1,7 +1,7 @@
 """Optimizers, built from their settings, and the average of the weights."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,61 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 from sweep.config.optimizers import OptimizerSettings
 from sweep.errors import user_code
-from sweep.models.build import outer_weights
+from sweep.models.build import HasStackedWeights, StackedWeight, outer_weights
 from sweep.usercode.objects import load_object
+
+
+class MuonOfProjections(Muon):
+    """Muon that updates each projection of a stacked weight as a weight of its own.
+
+    Muon makes all directions of an update equally large. In a stacked weight the projection with
+    the largest gradient would take most of them. Between steps, groups and states are those of
+    whole weights.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        lr: float,
+        stacked: Iterable[StackedWeight],
+        **options: Any,
+    ) -> None:
+        super().__init__(weights, lr, **options)
+        self.splits = {weight: (sizes, dim) for weight, sizes, dim in stacked}
+        for weight in weights:
+            self._split(weight, weight)  # raises if the sizes do not fit
+
+    def _split(self, weight: Tensor, values: Tensor) -> Sequence[Tensor]:
+        """Return views of the projections of a weight in a tensor of its shape."""
+        sizes, dim = self.splits.get(weight, ([len(weight)], 0))
+        return torch.split(values.detach(), sizes, dim)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        weights = group["params"]
+        projections: list[Tensor] = []
+        for weight in weights:
+            if weight.grad is None:
+                continue
+            state = self.state[weight]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(weight.grad)
+            gradients = self._split(weight, weight.grad)
+            momenta = self._split(weight, state["momentum_buffer"])
+            views = zip(self._split(weight, weight), gradients, momenta, strict=True)
+            for projection, gradient, momentum in views:
+                projection.grad = gradient
+                self.state[projection] = {"momentum_buffer": momentum}
+                projections.append(projection)
+
+        group["params"] = projections
+        try:
+            super().step()  # type: ignore[no-untyped-call]
+        finally:
+            group["params"] = weights
+            for projection in projections:
+                del self.state[projection]
 
 
 class MuonAndAdamW(Optimizer):
@@ -24,6 +77,8 @@ class MuonAndAdamW(Optimizer):
         lr: float,
         adamw: Mapping[str, Any],
         outer: Collection[Tensor],  # weights of embeddings and of the output
+        stacked: Iterable[StackedWeight],
+        split_projections: bool = False,  # earlier trials have no such option
         **muon: Any,
     ) -> None:
         hidden: list[Tensor] = []
@@ -41,7 +96,14 @@ class MuonAndAdamW(Optimizer):
 
         # So scaled, Muon's updates are as large as AdamW's, and one rate suits both.
         decay = groups[0]["weight_decay"]
-        of_hidden = Muon(hidden, lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw", **muon)
+        of_hidden = MuonOfProjections(
+            hidden,
+            lr,
+            stacked if split_projections else (),
+            weight_decay=decay,
+            adjust_lr_fn="match_rms_adamw",
+            **muon,
+        )
         of_others = AdamW(others, lr, **adamw)
         self.parts: list[Optimizer] = [of_hidden, of_others]
         super().__init__([*of_hidden.param_groups, *of_others.param_groups], {})
@@ -105,7 +167,8 @@ def _arguments(
     }
     if settings.name == "adamw":
         return adamw
-    return {"adamw": adamw, "outer": {*outer_weights(model)}}
+    stacked = model.stacked_weights() if isinstance(model, HasStackedWeights) else ()
+    return {"adamw": adamw, "outer": {*outer_weights(model)}, "stacked": stacked}
 
 
 class WeightAverage:

@@ -15,6 +15,7 @@ from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.growth import grow_plan
 from sweep.plan.policies import Tuned
 from sweep.trial.files import sha256_of
+from sweep.trial.folder import trial_id
 from sweep.version import FORMAT_VERSION
 from tests.plans import build_plan
 
@@ -282,6 +283,28 @@ def test_more_batch_sizes_and_seeds_of_several_optimizers_keep_the_old_trials():
         assert grown.has_looks == ("seeds" in other)
     with pytest.raises(SweepError, match="optimizers would change"):
         grow_plan(old, make(lr="sqrt", optimizers="adamw,muon,sgd"))
+
+
+def test_a_sweep_of_the_muon_that_did_not_split_projections_does_not_grow():
+    new = make(optimizers="adamw,muon")
+    optimizer = new.settings.optimizer.model_copy(update={"options": {}})  # as in earlier plans
+    earlier = new.settings.model_copy(update={"optimizer": optimizer})
+    old = new.model_copy(update={"settings": earlier})
+    for row in new.trials:
+        id_before = trial_id(old.science(row, row.learning_rate))
+        assert (id_before == row.id) == (row.optimizer == "adamw")
+    with pytest.raises(SweepError, match=r"options\.muon would change"):
+        grow_plan(old, new)
+    with pytest.raises(SweepError, match=r"options\.muon would change"):
+        propose_answer(old)
+
+
+def test_a_command_gets_no_options_of_our_optimizers():
+    settings = {"command": "true {batch_size} {learning_rate} {seed} {steps}", "batches": "4"}
+    settings |= {"budget": 400, "optimizer": {"name": "muon"}}
+    experiment = load_experiment(None, settings).model_copy(update={"precision": "fp32"})
+    plan = build_plan(experiment, CPU)
+    assert plan.settings.optimizer.options == {}
 
 
 def test_the_answering_command_keeps_the_optimizers():

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from sweep.config.models import HuggingFaceSettings, TransformerSettings, model_preset
 from sweep.config.optimizers import OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError, UnusableCheckpoint
 from sweep.memory.forecast import forecast_step
+from sweep.models.build import build_model, outer_weights
 from sweep.plan.learning_rate import learning_rate_at
 from sweep.training.optimizer import build_optimizer
 from sweep.training.step import TrainingStep
@@ -77,6 +79,129 @@ def test_muon_trains_the_hidden_matrices_and_adamw_the_rest_as_torch_does():
     assert kinds.pop("layer.weight") == {"momentum_buffer"}
     assert all(kind == {"step", "exp_avg", "exp_avg_sq"} for kind in kinds.values())
     assert all(group["lr"] == RATE for group in joint.param_groups)
+
+
+SIZES = {"vocabulary": 64, "context": 24}
+LAYERS = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 24}
+STACKING = {  # models, with the width and the dimension of the projections in their weights
+    "transformer": (
+        TransformerSettings(**{**model_preset("quick"), **SIZES}),
+        {"query_key_value.weight": (64, 0), "gate_up.weight": (176, 0)},
+        3 * (3 + 1 + 2 + 1),
+    ),
+    "gpt2": (
+        HuggingFaceSettings(name="gpt2", architecture="gpt2", sizes=LAYERS, **SIZES),
+        {"attn.c_attn.weight": (32, 1)},
+        2 * (3 + 1 + 1 + 1),
+    ),
+}
+
+
+def projections_of(name, tensor, widths):
+    """Return the projections in a weight, or the weight itself if it stacks none."""
+    for ending, (width, dim) in widths.items():
+        if name.endswith(ending):
+            return tensor.split(width, dim)
+    return (tensor,)
+
+
+@pytest.mark.parametrize("kind", STACKING)
+def test_muon_updates_stacked_projections_as_torch_does_separate_ones(kind):
+    if kind == "gpt2":
+        pytest.importorskip("transformers")
+    settings, widths, count = STACKING[kind]
+    model = build_model(settings, 0)
+    muon = build("muon", model, split_projections=True)
+
+    outer = {id(weight) for weight in outer_weights(model)}
+    hidden = {
+        name: weight
+        for name, weight in model.named_parameters()
+        if weight.ndim == 2 and id(weight) not in outer
+    }
+    copies = {
+        name: [nn.Parameter(part.clone()) for part in projections_of(name, weight.data, widths)]
+        for name, weight in hidden.items()
+    }
+    separate = [copy for parts in copies.values() for copy in parts]
+    assert len(separate) == count
+    options = {"weight_decay": DECAY, "adjust_lr_fn": "match_rms_adamw"}
+    expected = torch.optim.Muon(separate, RATE, **options)
+
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        ids = torch.randint(0, 64, (4, 24), generator=generator)
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        for name, weight in hidden.items():
+            gradients = projections_of(name, weight.grad, widths)
+            for copy, gradient in zip(copies[name], gradients, strict=True):
+                copy.grad = gradient.clone()
+        muon.step()
+        expected.step()
+        muon.zero_grad()
+
+    for name, weight in hidden.items():
+        assert all(map(torch.equal, projections_of(name, weight, widths), copies[name])), name
+        momentum = muon.state[weight]["momentum_buffer"]
+        momenta = [expected.state[copy]["momentum_buffer"] for copy in copies[name]]
+        assert all(map(torch.equal, projections_of(name, momentum, widths), momenta)), name
+    assert muon.state.keys() == {*model.parameters()}
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+class Stacked(nn.Module):
+    """Two weights, of which the first stacks projections with the given numbers of rows."""
+
+    def __init__(self, *rows):
+        super().__init__()
+        self.first = nn.Linear(128, 384, bias=False)
+        self.last = nn.Linear(128, 128, bias=False)
+        self.rows = [*rows]
+
+    def stacked_weights(self):
+        return [(self.first.weight, self.rows, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"split_projections": True}, [0.177, 0.177, 0.177]),
+        ({}, [0.287, 0.079, 0.078]),  # earlier trials, which still have their updates
+    ],
+)
+def test_the_projection_with_the_largest_gradient_does_not_starve_the_others(options, sizes):
+    torch.manual_seed(0)
+    model = Stacked(128, 128, 128)
+    muon = build("muon", model, rate=1.0, **options)
+    muon.param_groups[0]["weight_decay"] = 0.0
+    before = model.first.weight.detach().clone()
+    gradients = [scale * torch.randn(128, 128) for scale in (1, 0.1, 0.1)]
+    model.first.weight.grad = torch.cat(gradients)
+    muon.step()
+    updates = (model.first.weight.detach() - before).chunk(3)
+    assert [u.square().mean().sqrt().item() for u in updates] == pytest.approx(sizes, abs=0.004)
+
+
+def test_a_weight_without_a_gradient_gets_no_update_and_no_state():
+    model = Stacked(128, 128, 128)
+    muon = build("muon", model, split_projections=True)
+    model.last.weight.grad = torch.ones(128, 128)
+    before = model.first.weight.detach().clone()
+    muon.step()
+    assert torch.equal(model.first.weight, before)
+    assert {*muon.state} == {model.last.weight}
+
+
+def test_sizes_of_projections_that_do_not_fit_their_weight_are_refused():
+    with pytest.raises(SweepError, match="sum exactly to 384"):
+        build("muon", Stacked(128, 128), split_projections=True)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"split_projections": False}, {"ns_steps": 4}])
+def test_trials_of_muon_say_whether_it_splits_projections(chosen):
+    fields = {"optimizers": "sgd,muon", "optimizer": {"options": {"muon": chosen}}}
+    muon = trial_config("quick", **fields).science.optimizer
+    assert muon.options == {"muon": {"split_projections": True, **chosen}}
 
 
 @pytest.mark.parametrize(
