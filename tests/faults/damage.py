@@ -15,7 +15,6 @@ INJECT = Path(__file__).parent / "inject"
 POINTS = {  # process, event and path
     "state": ("command", "os.rename", r"/state\.json$"),
     "plan": ("command", "os.rename", r"/plan\.json$"),
-    "times": ("command", "os.rename", r"/timing\.json$"),
     "record of the mirror": ("command", "os.rename", r"/tracking\.json$"),
     "database": ("command", "sqlite3.connect", r"mlflow\.db"),
     "report": ("command", "os.rename", r"/report\.(md|html)$"),
