@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from sweep.analysis.checks import DEFINITIONS, CheckDefinition, Subject
@@ -39,6 +40,7 @@ from sweep.config.settings import Settings, settings_of
 from sweep.config.workloads import Command, GrpoSettings
 from sweep.orchestration.executors.build import services_table
 from sweep.trial.result import COLUMNS, FIELDS
+from sweep.trial.timing import ArmTimes, Timing
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -254,7 +256,18 @@ def results_page() -> str:
     keys = [[f"`{name}`", field.meaning] for name, field in FIELDS.items() if name not in COLUMNS]
     page = RESULTS.read_text(encoding="utf-8")
     page = _with_table(page, ["column", "unit", "meaning"], columns)
-    return _with_table(page, ["key of result.json", "meaning"], keys)
+    page = _with_table(page, ["key of result.json", "meaning"], keys)
+    page = _with_table(page, ["key of timing.json", "meaning"], _meanings(Timing))
+    return _with_table(page, ["key of an arm", "meaning"], _meanings(ArmTimes))
+
+
+def _meanings(table: type[BaseModel]) -> list[list[str]]:
+    """Return a row for each field of a table: its key, and its docstring."""
+    rows = []
+    for name, field in table.model_fields.items():
+        meaning = " ".join(str(field.description).split()).rstrip(".")
+        rows.append([f"`{name}`", meaning])
+    return rows
 
 
 def _with_table(page: str, titles: list[str], rows: list[list[str]]) -> str:

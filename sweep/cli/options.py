@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 PLANNING = ("plan", "check", "forecast", "probe")  # commands about what `sweep run` would do
 READING_RUN = (*PLANNING, "data")  # commands that read variables of `sweep run` for settings
-EVERYDAY = ("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "price")
+EVERYDAY = (
+    *("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "price", "threads"),
+    "seconds",
+)
 
 
 class SettingsCommand(click.Command):

@@ -17,6 +17,7 @@ from sweep.config.trial import tokenizer_of
 from sweep.data.describe import data_lines, summarize_data
 from sweep.decision.next import most_trials
 from sweep.decision.proposal import common_tokens, propose_answer
+from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds
 from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
@@ -26,6 +27,7 @@ from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import describe_policy
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause, State
+from sweep.trial.timing import Timing
 
 if TYPE_CHECKING:
     from sweep.analysis.answer import Answer
@@ -380,6 +382,57 @@ def _print_failures(document: dict[str, Any]) -> None:
         if row["state"] == State.FAILED:
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
             say(f"{trial}: {row['cause']}: {row['message']}")
+
+
+def print_times(timing: Timing, plan: Plan, folder: SweepFolder) -> None:
+    """Print the times of each batch size, and their ratios to the fastest for equal tokens."""
+    per_sequence = {times.arm: times.seconds_per_sequence for times in timing.arms}
+    fastest = min(per_sequence, key=lambda arm: estimate_time(per_sequence[arm]).median)
+    rows = []
+    for times in timing.arms:
+        step = estimate_time(times.seconds_per_step)
+        ratio = ratio_of_rounds(times.seconds_per_sequence, per_sequence[fastest], len(timing.arms))
+        rate = plan.tokens_per_sequence / estimate_time(times.seconds_per_sequence).median
+        is_fastest = times.arm == fastest
+        rows.append(
+            {
+                "optimizer": times.optimizer,
+                "batch size": str(times.batch_size),
+                "microbatch": str(times.microbatch_size),
+                "seconds per step": _write_estimate(step, ".4g"),
+                f"{plan.settings.token_unit}/s": format_count(rate),
+                "relative time": "1" if is_fastest else _write_estimate(ratio, ".3f"),
+                "load": {True: "loaded", False: "", None: "unknown"}[times.is_loaded],
+            }
+        )
+    title = f"{timing.device}, {timing.execution['threads']} threads, {timing.rounds} rounds"
+    build_console().print(title, build_table(rows), sep="\n")
+    say(
+        f"Relative time: for equal {plan.settings.token_unit}, the fastest is 1. In parentheses: "
+        "95 % intervals; those of relative times hold together."
+    )
+    for note in _timing_notes(timing):
+        say(note)
+    echo(f"Written to {folder.timing_path}.")
+
+
+def _write_estimate(estimate: TimeEstimate, form: str) -> str:
+    return f"{estimate.median:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
+
+
+def _timing_notes(timing: Timing) -> list[str]:
+    """Return sentences about what limits these times."""
+    notes = []
+    if any(times.is_loaded for times in timing.arms):
+        notes.append(
+            "Other programs used the processors, so what follows from loaded times is provisional. "
+            "Measure again on an idle machine."
+        )
+    if any(times.is_loaded is None for times in timing.arms):
+        notes.append("This system does not tell whether other programs used the processors.")
+    if not timing.has_real_batches:
+        notes.append("Steps trained on random tokens, because the data is not prepared here.")
+    return notes
 
 
 def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) -> None:

@@ -9,12 +9,13 @@ from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Sett
 STALL_MINUTES = 30.0
 STORING = ("run", "plan", "report", "ui")  # commands that may use the store of a sweep
 FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
+MEASURING = (*Flag.commands, "time")
 
 
 class Execution(Settings, use_attribute_docstrings=True):
     """How trials run. Decided when plan.json is first written, and then kept."""
 
-    device: Annotated[str, Flag()] = "auto"
+    device: Annotated[str, Flag(commands=MEASURING)] = "auto"
     """auto, cpu, cuda, cuda:i or mps."""
     microbatch: Annotated[Count | None, Flag(Group.MEMORY)] = None
     """Sequences per forward-backward; by default as many as fit."""
@@ -71,7 +72,7 @@ class Services(Settings, use_attribute_docstrings=True):
     """Optuna storage: postgresql://…; by default a file in the folder."""
     stall_minutes: Annotated[float, Field(gt=0, le=1e5), RunFlag(Group.DEVICES)] = STALL_MINUTES
     """Minutes without a step after which an attempt ends; at least 10 times its longest step."""
-    no_user_code: Annotated[bool, Flag(Group.MODEL)] = False
+    no_user_code: Annotated[bool, Flag(Group.MODEL, commands=MEASURING)] = False
     """Refuse experiments that name code, as module:object."""
     executor: Annotated[str, RunFlag(Group.DEVICES)] = "local"
     """The machines that run trials."""

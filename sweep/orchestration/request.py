@@ -1,7 +1,7 @@
 """Parse a command: an experiment, an execution, services and a folder."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,18 @@ def read_request(
 
     path = Path(out) if out else Path("results") / parsed.name
     refuse_links(path)
-    objects = names_of_user(parsed.user_code, parsed.code_folder)
-    if objects and services.no_user_code:
+    announce_code(parsed.user_code, parsed.code_folder, services.no_user_code)
+    return Request(parsed, execution, SweepFolder(path), services, command, unrecorded)
+
+
+def announce_code(names: Sequence[str], code_folder: str | None, is_refused: bool) -> None:
+    """Log which code of the user runs, with its files and hashes, or refuse it; imports nothing."""
+    objects = names_of_user(names, code_folder)
+    if objects and is_refused:
         raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
     if objects:
-        described = describe_objects(objects, parsed.code_folder)
+        described = describe_objects(objects, code_folder)
         LOG.warning("This runs your code: %s.", printable(described))
-    return Request(parsed, execution, SweepFolder(path), services, command, unrecorded)
 
 
 def record_command(

@@ -14,11 +14,16 @@ from sweep.config.optimizers import optimizer_facts
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.estimates import refuse_small_disk
 from sweep.orchestration.executors.base import Executor
-from sweep.orchestration.executors.build import build_executor, refuse_unusable_services
+from sweep.orchestration.executors.build import (
+    build_executor,
+    find_executor,
+    refuse_unusable_services,
+)
 from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.looks import trials_after_look
 from sweep.orchestration.planning import Planned, refuse_unwritable, save_plan
 from sweep.orchestration.schedule import Scheduler
+from sweep.orchestration.timing import lacks_times, time_ended_sweep
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import parse_policy
 from sweep.plan.retry import is_to_run
@@ -78,6 +83,9 @@ def finished_summary(
         return None
     if planned.adds_seeds and trials_after_look(planned.plan, planned.experiment, folder):
         return None
+    is_elsewhere = find_executor(services.executor).is_elsewhere
+    if not is_elsewhere and lacks_times(planned.plan, folder, states):
+        return None
     return Summary(folder, states)
 
 
@@ -118,7 +126,10 @@ def run_plan(
     on_change: Callable[[], None] = lambda: None,  # called a few times per second
     on_finished: Callable[[], object] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
-    """Prepare the data, write the plan, run the requested trials and all later rounds."""
+    """Prepare the data, write the plan, run the requested trials and all later rounds.
+
+    If all trials of the folder have then ended on this machine, time their steps.
+    """
     requested = dict.fromkeys(planned.requested)
     with contextlib.ExitStack() as stack:
         stack.enter_context(holding(folder))
@@ -139,6 +150,8 @@ def run_plan(
                     schedule.run(pauses)
                     if schedule.is_ending:
                         break
+                if not (schedule.is_ending or executor.is_elsewhere):
+                    time_ended_sweep(schedule.plan, folder, schedule.is_asked_to_stop)
             on_finished()
         except BaseException:
             executor.stop()

@@ -53,9 +53,7 @@ class Scheduler:
         """Run trials, by id with the step to pause after (None: the last), until all have ended."""
         self._queue(requested)
         while self._running or (self._waiting and not self.is_ending):
-            if self.folder.stop_path.exists() and not self.is_stopping:
-                self.stop()
-
+            self.is_asked_to_stop()
             for slot in self._free_slots():
                 following = None if self.is_ending else self._next()
                 if following is None:
@@ -105,6 +103,12 @@ class Scheduler:
     def is_ending(self) -> bool:
         """True if no more attempts start: the command is stopping, or its cluster is gone."""
         return self.is_stopping or not self.executor.slots
+
+    def is_asked_to_stop(self) -> bool:
+        """Return True once the user asked to stop; a request in the folder is passed on."""
+        if self.folder.stop_path.exists() and not self.is_stopping:
+            self.stop()
+        return self.is_stopping
 
     def stop(self) -> None:
         """Ask running attempts to checkpoint, and start no more; kill them if called again."""

@@ -200,12 +200,11 @@ class Plan(Inputs):
         return [self.trial_config(row) for row in rows.values()]
 
     def with_execution(self, **changes: Any) -> "Plan":
-        """Return the plan of the same trials with another execution."""
+        """Return the plan of the same trials with another execution, which splits their batches."""
         execution = self.execution.model_copy(update=changes)
-        inputs = Inputs(**{name: getattr(self, name) for name in Inputs.model_fields})
-        plan = build_plan(self.settings, execution, inputs)
-        kept = {name: getattr(self, name) for name in ("model", "commands", "unrecorded")}
-        return plan.model_copy(update=kept)
+        plan = self.model_copy(update={"execution": execution})
+        rows = [row.model_copy(update=_split_batch(plan, row.batch_size)) for row in plan.trials]
+        return plan.model_copy(update={"trials": tuple(rows)})
 
 
 def tokens_at_once(device: str) -> int:
@@ -338,14 +337,31 @@ def finals_of(
 
 def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -> PlannedTrial:
     """Plan a trial of an arm; the seed, the rate and the id are filled in later."""
-    execution = plan.execution
     tokens_per_sequence = plan.tokens_per_sequence
     batch = arm.batch_size
     optimizer = policy.optimizer_at(
         batch, tokens_per_sequence, plan.settings.optimizer.of(arm.optimizer)
     )
     schedule = policy.adapt_schedule(plan.settings.schedule)
-    fastest = tokens_at_once(execution.device) // tokens_per_sequence
+    course = Course.of_settings(plan.settings, batch, counts[batch])
+    return PlannedTrial(
+        policy=policy.name,
+        optimizer=arm.optimizer,
+        batch_size=batch,
+        beta2=optimizer.beta2,
+        weight_decay=optimizer.weight_decay,
+        warmup_min_steps=schedule.warmup_min_steps,
+        tokens=counts[batch],
+        steps=course.steps,
+        warmup_steps=warmup_steps(course.steps, schedule),
+        **_split_batch(plan, batch),
+    )
+
+
+def _split_batch(plan: Plan, batch: int) -> dict[str, Any]:
+    """Return how the plan's execution splits a batch size, by the fields of `PlannedTrial`."""
+    execution = plan.execution
+    fastest = tokens_at_once(execution.device) // plan.tokens_per_sequence
     if not plan.settings.workload.has_known_model:
         fastest = batch  # neither its memory nor its speed is known
     bound = execution.microbatch_bound or fastest
@@ -358,18 +374,8 @@ def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )
-    course = Course.of_settings(plan.settings, batch, counts[batch])
-    return PlannedTrial(
-        policy=policy.name,
-        optimizer=arm.optimizer,
-        batch_size=batch,
-        beta2=optimizer.beta2,
-        weight_decay=optimizer.weight_decay,
-        warmup_min_steps=schedule.warmup_min_steps,
-        tokens=counts[batch],
-        steps=course.steps,
-        warmup_steps=warmup_steps(course.steps, schedule),
-        devices=execution.devices,
-        microbatch_size=size,
-        gradient_accumulation_steps=batch // (size * execution.devices),
-    )
+    return {
+        "devices": execution.devices,
+        "microbatch_size": size,
+        "gradient_accumulation_steps": batch // (size * execution.devices),
+    }

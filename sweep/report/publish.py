@@ -36,8 +36,9 @@ def publish(path: Path, target: Path) -> None:
         write_report(path, copy)
         (copy / "report.html").unlink()
         shutil.copy(folder.plan_path, copy)
-        if folder.check_path.exists():
-            shutil.copy(folder.check_path, copy)
+        for measured_path in (folder.check_path, folder.timing_path):
+            if measured_path.exists():
+                shutil.copy(measured_path, copy)
         tables.write_curves_csv(sweep, copy / tables.CURVES)
 
         again = Path(parent, "again")

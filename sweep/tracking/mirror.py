@@ -229,7 +229,9 @@ class Mirror(threading.Thread):
         run_status = MLFLOW_RUNNING
         tags = {"sweep.files": "plan.json"}
         if is_last:
-            self._log_files(run, self.folder.path, store.REPORT_FILES)
+            self._log_files(run, self.folder.path, store.LAST_FILES)
+            if self.folder.timing_path.exists():
+                tags["sweep.files"] += f" {store.TIMING_FILE}"
             for figure in sorted((self.folder.path / "figures").glob("[!.]*.png")):
                 self._client.log_artifact(run.info.run_id, str(figure), "figures")
             ends = []

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
-REPORT_FILES = ("report.md", "report.html", "trials.csv", "answer.json")
+TIMING_FILE = "timing.json"
+# Artifacts that are written after the trials.
+LAST_FILES = (TIMING_FILE, "report.md", "report.html", "trials.csv", "answer.json")
 VIEW = "mlflow.sharedViewState."
 KIND = "mlflow.experimentKind"
 FIRST_VERSION = (3, 15)  # first MLflow that reads saved views with a name
@@ -210,7 +212,7 @@ def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
 
 def digest(folder: SweepFolder) -> str:
     files = [(trial.state_path, trial.result_path) for trial in folder.trials()]
-    paths = [*chain(*files), *(folder.path / name for name in REPORT_FILES)]
+    paths = [*chain(*files), *(folder.path / name for name in LAST_FILES)]
     hashes = [sha256_of_file(path) if path.exists() else None for path in paths]
     return sha256_of([folder.require_plan(), hashes])
 
@@ -283,7 +285,8 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
         run = _find_parent(client, address, experiment, run_id)
         folder = SweepFolder(parent / re.sub(r"[^\w .+-]|^\.+", "_", run.data.tags["sweep.name"]))
         folder.path.mkdir()
-        client.download_artifacts(run.info.run_id, "plan.json", str(folder.path))
+        for name in {"plan.json", TIMING_FILE} & set(run.data.tags["sweep.files"].split()):
+            client.download_artifacts(run.info.run_id, name, str(folder.path))
         uid = run.data.tags["sweep.uid"]
         for trial_run in search_runs(client, run.info.experiment_id, "sweep.uid", uid):
             tags = trial_run.data.tags

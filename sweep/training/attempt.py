@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from sweep import errors
 from sweep.config.trial import TrialConfig
@@ -139,14 +140,10 @@ def _run(
         if is_first:
             print("eager: no compiler on this machine", flush=True)
 
-    torch.set_num_threads(execution.threads)
-    if device.type == "cpu":  # an operation without a deterministic form: a warning in user code
-        torch.use_deterministic_algorithms(True, warn_only=science.code is not None)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
+    configure_torch(config, device)
     with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
-        step = _build_step(config, device)
+        step = build_step(config, device)
         ending, progress, metrics_sha256 = train(
             config, step, store, should_stop, started, status.pause_step
         )
@@ -172,14 +169,27 @@ def _run(
         return Outcome("complete" if final else "diverged", message)
 
 
-def _build_step(config: TrialConfig, device: torch.device) -> TrainingStep:
-    """Seed the global generators, check the user's code, and build a step with equal weights."""
+def configure_torch(config: TrialConfig, device: torch.device) -> None:
+    """Set the threads of this process, and on a CPU deterministic algorithms."""
+    torch.set_num_threads(config.execution.threads)
+    if device.type == "cpu":  # an operation without a deterministic form: a warning in user code
+        torch.use_deterministic_algorithms(True, warn_only=config.science.code is not None)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def build_step(
+    config: TrialConfig, device: torch.device, model: nn.Module | None = None
+) -> TrainingStep:
+    """Seed the global generators, check the user's code, and build a step.
+
+    Without a `model`, as in `TrainingStep`, its weights are those of the seed or of the start.
+    """
     science = config.science
     _seed_everything(science.seed)
     if science.code is not None:
         use_code_folder(config.code_path)
         check_code(science.user_code, science.code)
-    step = TrainingStep(config, device)
+    step = TrainingStep(config, device, model)
 
     rank = ranks.rank()
     if rank:  # from now on, each process draws different random numbers

@@ -10,6 +10,7 @@ from sweep.trial.files import (
     find_sha256,
 )
 from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.timing import read_timing
 
 
 def _check_losses(trial: TrialFolder) -> None:
@@ -39,6 +40,10 @@ def _check_hash(path: Path, recorded: str | None, is_always_kept: bool = False) 
         raise CorruptFile(f"{path} does not match the sha256 that its trial recorded.")
 
 
+def _check_timing(sweep: SweepFolder) -> None:
+    read_timing(sweep, sweep.require_plan().get("sweep_uid", ""))
+
+
 # Patterns of names, with a check that raises if such a file is damaged. None: a damaged file is
 # harmless, because a lock decides, because it is written again, or because only people read it.
 TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
@@ -55,6 +60,7 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
 }
 SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
     "plan.json": SweepFolder.require_plan,
+    "timing.json": _check_timing,
     "tracking.json": lambda sweep: find_json(sweep.tracking_path),
     "check.json": lambda sweep: find_json(sweep.check_path),
     **dict.fromkeys(("check/*", "sweep.lock", "stop", "mlflow.db", "mlartifacts/*", "optuna.db")),

@@ -233,6 +233,7 @@ class SweepFolder:
         self.path = path
         self.name = path.absolute().name
         self.plan_path = path / "plan.json"
+        self.timing_path = path / "timing.json"
         self.tracking_path = path / "tracking.json"
         self.check_path = path / "check.json"
         self.trials_path = path / "trials"

@@ -24,7 +24,7 @@ HELD = {
 }
 HELD["interrupted"] += ("log.txt", "plan.json")
 HELD["finished"] += ("log.txt", "valid_losses.npy", "weights.safetensors")
-HELD["finished"] += ("plan.json", "tracking.json", "mlflow.db")
+HELD["finished"] += ("plan.json", "timing.json", "tracking.json", "mlflow.db")
 
 
 def kind_of(path, folder):

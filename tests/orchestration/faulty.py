@@ -129,10 +129,11 @@ class Slow(NoisyQuadratic):
 
 
 class WaitsForGo(NoisyQuadratic):
-    """Waits after step 50 for the file `go`, so that a test can disturb it."""
+    """Waits after step 50 for the file `go`, so that a test can disturb it; touches `waits`."""
 
     def build_batch(self, first, count):
         while first == 50 * count and not file("go").exists():
+            file("waits").touch()
             time.sleep(0.05)
         return super().build_batch(first, count)
 
@@ -151,4 +152,26 @@ class NotesItsDevices(WaitsForGo):
         note = file(f"devices-{self.config.id}")
         if not note.exists():
             note.write_text(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+        return super().build_batch(first, count)
+
+
+class NotesItsSteps(NoisyQuadratic):
+    """Appends the size of each batch, and of each microbatch that is not compiled, to files."""
+
+    def build_batch(self, first, count):
+        with file("batches").open("a") as notes:
+            notes.write(f"{count}\n")
+        return super().build_batch(first, count)
+
+    def loss_sum(self, model, batch):
+        if not torch.compiler.is_compiling():
+            with file("microbatches").open("a") as notes:
+                notes.write(f"{len(batch[0])}\n")
+        return super().loss_sum(model, batch)
+
+
+class RaisesIfTold(NoisyQuadratic):
+    def build_batch(self, first, count):
+        if file("raise").exists():
+            raise ValueError("a mistake in the user's code")
         return super().build_batch(first, count)

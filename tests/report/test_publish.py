@@ -10,12 +10,15 @@ import pytest
 
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import CURVES, find_gains, load_tables
+from sweep.config.arms import Arm
 from sweep.errors import SweepError
 from sweep.report.publish import publish
 from sweep.report.report import write_report
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
+from sweep.trial.timing import read_timing, write_timing
 from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.fakes.times import timing_of
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted(path.parent for path in (ROOT / "results/published").glob("**/plan.json"))
@@ -92,6 +95,16 @@ def test_a_published_folder_gives_the_same_report_as_its_sweep(published, tmp_pa
     write_report(published, tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
     assert load_tables(published).warnings == ()
+
+
+def test_the_times_of_steps_are_published_if_there_are_any(plain, plain_published, tmp_path):
+    assert not SweepFolder(plain_published).timing_path.exists()
+    folder = SweepFolder(shutil.copytree(plain, tmp_path / "plain"))
+    uid = folder.require_plan()["sweep_uid"]
+    timing = timing_of({Arm(None, 4): [0.1], Arm(None, 16): [0.2]}, sweep_uid=uid)
+    write_timing(folder, timing)
+    publish(folder.path, tmp_path / "published")
+    assert read_timing(SweepFolder(tmp_path / "published"), uid) == timing
 
 
 def test_the_noise_scale_and_its_intervals_are_published(tuned, tmp_path):

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command
-from sweep.config.arms import batch_colors
+from sweep.config.arms import Arm, batch_colors
 from sweep.errors import CorruptFile
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
@@ -26,6 +26,8 @@ from sweep.trial.damage import find_damage
 from sweep.trial.files import sha256_of
 from sweep.trial.lease import Lease
 from sweep.trial.status import Cause, State
+from sweep.trial.timing import write_timing
+from tests.fakes.times import timing_of
 from tests.servers import Proxy, Service, load_stored_sweep, logged_points, stored_points
 from tests.tracking.conftest import until
 
@@ -255,10 +257,11 @@ def test_the_thread_mirrors_a_growing_plan_and_at_the_end_the_report(sweep):
     (sweep.folder.path / "figures").mkdir()
     (sweep.folder.path / "figures" / "loss.png").write_bytes(b"png")
     (sweep.folder.path / "report.md").write_text("# Report\n")
+    write_timing(sweep.folder, timing_of({Arm(None, 4): [0.1]}))
     assert mirror.close(60) == ""
     sweep.assert_mirrored(0, 3)
     parent = sweep.runs()["parent"]
-    assert artifacts(sweep, parent) == {"plan.json", "report.md", "figures"}
+    assert artifacts(sweep, parent) == {"plan.json", "timing.json", "report.md", "figures"}
     assert parent.info.status == "KILLED"  # two trials still wait
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sweep.analysis.results import load_sweep
+from sweep.config.arms import Arm
 from sweep.errors import SweepError, without_secrets
 from sweep.tracking.addresses import (
     check_tracking_uri,
@@ -29,6 +30,8 @@ from sweep.tracking.store import (
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause, State
+from sweep.trial.timing import write_timing
+from tests.fakes.times import timing_of
 from tests.servers import load_stored_sweep
 
 
@@ -166,6 +169,7 @@ def test_the_folder_comes_back_as_it_was(sweep, tmp_path):
     sweep.train(0, 30)
     sweep.set_state(1, State.RUNNING)
     sweep.write_lines(1, 5)
+    write_timing(sweep.folder, timing_of({Arm(None, 4): [0.1]}))
     sweep.sync()
     uri = default_tracking_uri(sweep.folder)
     sweep.folder.path.rename(tmp_path / "elsewhere")
@@ -177,6 +181,7 @@ def test_the_folder_comes_back_as_it_was(sweep, tmp_path):
     restored = restore_sweep(uri, "words", None, tmp_path / "restored")
     assert restored.path == tmp_path / "restored" / "words sweep"
     assert restored.read_plan() == original.read_plan()
+    assert restored.timing_path.read_bytes() == original.timing_path.read_bytes()
     for name in ("result.json", "metrics.jsonl", "valid_losses.npy"):
         path = restored.trial(sweep.ids[0]).path / name
         assert path.read_bytes() == (original.trial(sweep.ids[0]).path / name).read_bytes()

@@ -6,10 +6,11 @@ from sweep.cli.commands.memory import forecast, probe
 from sweep.cli.commands.mlflow_ui import ui
 from sweep.cli.commands.results import answer, audit, report
 from sweep.cli.commands.running import check, plan, run
+from sweep.cli.commands.timing import time_steps
 
 COMMANDS = (
     *(run, plan, check, forecast, probe, status, stop, log, clean, report, open_report, answer),
-    *(audit, ui, data, doctor),
+    *(time_steps, audit, ui, data, doctor),
 )
 
 __all__ = ["COMMANDS"]

@@ -1,0 +1,347 @@
+"""Measure the times of a sweep's steps: at the end of `sweep run`, and for `sweep time`."""
+
+import contextlib
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sweep.config.arms import Arm
+from sweep.config.execution import Execution
+from sweep.config.trial import TrialConfig
+from sweep.decision.times import rounds_needed
+from sweep.errors import CorruptFile, FolderInUse, SweepError, WorkerDied, cut
+from sweep.orchestration.execution import (
+    Machine,
+    bound_by_memory,
+    decide_execution,
+    inspect_machine,
+    reason_for_eager_steps,
+)
+from sweep.plan.plan import Plan
+from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS
+from sweep.training.process import FreshProcess, run_job
+from sweep.trial.folder import SweepFolder
+from sweep.trial.lease import is_locked
+from sweep.trial.result import Result
+from sweep.trial.status import TrialStatus, has_failed
+from sweep.trial.timing import TOO_SHORT, ArmTimes, Timing, read_timing, write_timing
+
+LOG = logging.getLogger(__name__)
+TRAINING_SHARE = 0.1  # of the sweep's training time, which `sweep run` may spend on timing
+SECONDS_PER_ARM = 5.0  # in all rounds
+START_SECONDS = 1.0  # to start a process and to build a model
+POLL_SECONDS = 0.1
+# Choices of the user that hold on any device.
+KEPT = ("microbatch", "accumulation", "activation_checkpointing", "generation_batch_size")
+
+
+def why_untimed(plan: Plan) -> str:
+    """Return why steps of a plan cannot be timed side by side; "" if they can."""
+    if plan.settings.workload.is_program:
+        return "a command"
+    if plan.execution.devices > 1:
+        return f"{plan.execution.devices} devices per trial"
+    return ""
+
+
+def read_statuses(plan: Plan, folder: SweepFolder) -> dict[str, TrialStatus]:
+    """Return the status of each trial, by id."""
+    ids = [str(row.id) for row in plan.known_trials]
+    return {trial_id: folder.trial(trial_id).read_status() for trial_id in ids}
+
+
+def microbatch_sizes(plan: Plan, statuses: Mapping[str, TrialStatus]) -> dict[Arm, int]:
+    """Return the microbatch of each arm with a final trial that has not failed.
+
+    It is the smallest that these trials used, which memory may have made smaller than planned.
+    Before there are final trials, those of tuning count.
+    """
+    finals = [row for row in plan.known_trials if row.stage == "final"]
+    rows = finals or plan.known_trials
+    sizes: dict[Arm, int] = {}
+    for row in rows:
+        status = statuses.get(str(row.id))
+        if status is None or has_failed(status.state, status.cause):
+            continue
+        size = status.microbatch_size or row.microbatch_size
+        sizes[row.arm] = min(size, sizes.get(row.arm, size))
+    return sizes
+
+
+@dataclass(frozen=True)
+class DueTiming:
+    """A sweep that has ended, and whose batch sizes were not timed."""
+
+    plan: Plan
+    folder: SweepFolder
+    microbatch_sizes: dict[Arm, int]
+    results: list[Result]
+
+    @property
+    def seconds(self) -> float:
+        """How long a measurement may take."""
+        return TRAINING_SHARE * sum(result.seconds_training for result in self.results)
+
+    @property
+    def is_affordable(self) -> bool:
+        """Whether one round may fit, by the times of the trials."""
+        times: dict[tuple[str | None, int], list[float]] = {}  # seconds per step of each arm
+        for result in self.results:
+            seconds = result.seconds_training / result.steps
+            times.setdefault((result.optimizer, result.batch_size), []).append(seconds)
+        round_of_steps = sum(map(statistics.median, times.values()))
+        least = START_SECONDS + (WARM_UP_STEPS + LEAST_STEPS) * round_of_steps
+        return least <= self.seconds
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the trials ran on the device that this machine has."""
+        with contextlib.suppress(SweepError):  # the machine has no such device
+            name = run_job(name_device, self.plan.execution.device)
+            return name in {result.device for result in self.results}
+        return False
+
+    def without_rounds(self, reason: str) -> Timing:
+        """Return the record that these batch sizes were not timed."""
+        result = self.results[-1]
+        arms = [
+            ArmTimes(
+                optimizer=arm.optimizer,
+                batch_size=arm.batch_size,
+                microbatch_size=size,
+                steps_per_round=0,
+                seconds_per_step=(),
+                seconds_compile=None,
+                cpu_share=None,
+                is_loaded=None,
+            )
+            for arm, size in self.microbatch_sizes.items()
+        ]
+        return Timing(
+            sweep_uid=self.plan.sweep_uid,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            device=result.device,
+            execution=result.execution,
+            precision=self.plan.settings.precision,
+            torch_version=result.torch_version or "",
+            has_real_batches=False,
+            rounds=0,
+            rounds_needed=rounds_needed(len(arms)),
+            reason=reason,
+            seconds_evaluation=None,
+            arms=tuple(arms),
+        )
+
+
+def find_due_timing(
+    plan: Plan, folder: SweepFolder, repeats_short: bool = False
+) -> DueTiming | None:
+    """Return what is to be timed, once all trials have ended; None if there is nothing.
+
+    Args:
+        plan: with all trials of the folder.
+        folder: of the sweep.
+        repeats_short: whether to try again if there was no time for a round, because more trials
+            have ended since.
+    """
+    statuses = read_statuses(plan, folder)
+    sizes = microbatch_sizes(plan, statuses)
+    has_ended = all(status.state.is_finished for status in statuses.values())
+    if why_untimed(plan) or len(sizes) < 2 or not has_ended:
+        return None
+
+    timing = find_timing(plan, folder)
+    if timing is not None and timing.covers(sizes) and (timing.rounds or not repeats_short):
+        return None
+    results = [folder.trial(trial_id).find_result() for trial_id in statuses]
+    present = [result for result in results if result is not None]
+    if not present:
+        return None
+    if timing is not None and not timing.is_of(present[-1].execution):
+        return None  # the user has timed another device, or other threads
+    return DueTiming(plan, folder, sizes, present)
+
+
+def find_timing(plan: Plan, folder: SweepFolder) -> Timing | None:
+    """Read timing.json; None without one, or if it is damaged, because it is measured again."""
+    with contextlib.suppress(CorruptFile):
+        return read_timing(folder, plan.sweep_uid)
+    return None
+
+
+def lacks_times(plan: Plan, folder: SweepFolder, statuses: Mapping[str, TrialStatus]) -> bool:
+    """Return True if `sweep run` still has to time batch sizes of these trials."""
+    sizes = microbatch_sizes(plan, statuses)
+    if why_untimed(plan) or len(sizes) < 2:
+        return False
+    timing = find_timing(plan, folder)
+    if timing is not None and timing.covers(sizes):
+        return False
+    due = find_due_timing(plan, folder)
+    return due is not None and (due.is_here or not due.is_affordable)
+
+
+def time_ended_sweep(plan: Plan, folder: SweepFolder, is_stopping: Callable[[], bool]) -> None:
+    """Time the steps of a sweep whose trials have ended, for a tenth of their training time.
+
+    A failure is a warning. Whatever was measured, timing.json says it, so that this is not repeated
+    for the same batch sizes.
+    """
+    started = time.monotonic()
+    due = find_due_timing(plan, folder, repeats_short=True)
+    if due is None:
+        return
+    if not due.is_affordable:
+        write_timing(folder, due.without_rounds(TOO_SHORT))
+        return
+    if not due.is_here:
+        return
+
+    LOG.info("Timing steps, for at most %.0f s", math.ceil(due.seconds))
+    configs = configs_to_time(plan, folder, due.microbatch_sizes)
+    deadline = started + due.seconds
+    try:
+        timing = _time_in_process(plan, configs, SECONDS_PER_ARM, deadline, is_stopping)
+    except SweepError as error:
+        again = f"`sweep time {folder.path}` tries again"
+        LOG.warning("The steps could not be timed: %s. %s.", str(error).rstrip("."), again)
+        timing = due.without_rounds(cut(str(error)))
+    if timing is not None:
+        write_timing(folder, timing)
+
+
+def configs_to_time(
+    plan: Plan, folder: SweepFolder, sizes: Mapping[Arm, int]
+) -> dict[Arm, TrialConfig]:
+    """Return a trial of each arm, with this microbatch."""
+    rows = {row.arm: row for row in plan.trials}
+    located = folder.located(plan)
+    configs: dict[Arm, TrialConfig] = {}
+    for arm, size in sizes.items():
+        config = located.trial_config(rows[arm], folder.name)
+        if size != config.microbatch_size:
+            config = config.for_attempt(size)
+        configs[arm] = config
+    return configs
+
+
+def time_folder(
+    folder: SweepFolder,
+    plan: Plan,
+    device: str | None = None,
+    threads: int | None = None,
+    seconds_per_arm: float = SECONDS_PER_ARM,
+) -> Timing:
+    """Time the steps of a sweep on this machine, in as many rounds as intervals need.
+
+    Args:
+        folder: with a plan.json; it needs no trials and no data.
+        plan: of the folder.
+        device: None or the plan's own: steps run as in the trials. Another one: as a plan for it
+            would run them.
+        threads: None: those of the plan or, on another device, of this machine.
+        seconds_per_arm: for each batch size, unless its least steps take longer.
+    """
+    if is_locked(folder.lock_path):
+        problem = "is in use by a command, which would disturb the times"
+        raise FolderInUse(f"{folder.path} {problem}. Wait for it, or call `sweep stop`.")
+    reason = why_untimed(plan)
+    if reason:
+        raise SweepError(
+            f"steps that are timed side by side must run in one process of sweep, got {reason}. "
+            "The times of its trials count; add seeds for intervals."
+        )
+    sizes = microbatch_sizes(plan, read_statuses(plan, folder))
+    if not sizes:
+        raise SweepError(f"{folder.path} must have a trial that has not failed. Run it first.")
+
+    machine = inspect_machine(Execution(device=device or plan.execution.device), False)
+    if machine.device != plan.execution.device:
+        plan = _plan_on(plan, folder, machine)
+        sizes = {row.arm: row.microbatch_size for row in plan.trials if row.arm in sizes}
+    if threads is not None:
+        execution = plan.execution.model_copy(update={"threads": threads})
+        plan = plan.model_copy(update={"execution": execution})
+
+    configs = configs_to_time(plan, folder, sizes)
+    timing = _time_in_process(plan, configs, seconds_per_arm, math.inf, lambda: False)
+    assert timing is not None, "nothing has stopped it"
+    write_timing(folder, timing)
+    return timing
+
+
+def _plan_on(plan: Plan, folder: SweepFolder, machine: Machine) -> Plan:
+    """Return the plan as the device of this machine would run it."""
+    kept = {name: getattr(plan.execution, name) for name in KEPT}
+    chosen = Execution(device=machine.device, devices=1, **kept)
+    execution = decide_execution(plan.settings, chosen, machine)
+    plan = plan.with_execution(**dict(execution))
+    plan = plan.with_execution(compile=not reason_for_eager_steps(plan, machine))
+    return plan.with_execution(**bound_by_memory(plan, folder))
+
+
+def _time_in_process(
+    plan: Plan,
+    configs: Mapping[Arm, TrialConfig],
+    seconds_per_arm: float,
+    deadline: float,
+    is_stopping: Callable[[], bool],
+) -> Timing | None:
+    """Time the steps of these arms in a fresh process; None if it was stopped.
+
+    An evaluation is timed too, unless there is a deadline.
+    """
+    process = FreshProcess(
+        time_arms,
+        configs,
+        plan.sweep_uid,
+        rounds_needed(len(configs)),
+        seconds_per_arm,
+        deadline,
+        deadline == math.inf,
+    )
+    has_stopped = False
+    with ThreadPoolExecutor(1, "timing") as threads:
+        future = threads.submit(process.result)
+        try:
+            while not wait([future], POLL_SECONDS).done:
+                if is_stopping():
+                    has_stopped = True
+                    process.kill()  # it has nothing to save, and compiling takes long
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        timing: Timing = future.result()
+        return timing
+    except WorkerDied:
+        if has_stopped:
+            return None
+        raise
+
+
+def time_arms(
+    configs: Mapping[Arm, TrialConfig],
+    sweep_uid: str,
+    rounds: int,
+    seconds_per_arm: float,
+    deadline: float,
+    evaluates: bool,
+    should_stop: object,
+) -> Timing:
+    from sweep.training.timing import measure_times  # imports torch
+
+    return measure_times(configs, sweep_uid, rounds, seconds_per_arm, deadline, evaluates)
+
+
+def name_device(device: str) -> str:
+    import torch
+
+    from sweep.training.device import device_name, resolve_device
+
+    return device_name(torch.device(resolve_device(device)))

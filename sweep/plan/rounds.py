@@ -1,0 +1,49 @@
+"""Interleaved rounds of steps: how many fit in a time, their steps, and the order of the arms."""
+
+from collections.abc import Sequence
+
+WARM_UP_STEPS = 2  # of each arm, before the rounds
+LEAST_STEPS = 3  # of each arm in a round
+
+
+def rounds_within(seconds_per_step: Sequence[float], rounds: int, seconds: float) -> int:
+    """Return how many rounds of the least steps, at most `rounds`, fit in these seconds.
+
+    Args:
+        seconds_per_step: of each arm.
+        rounds: the number wanted.
+        seconds: for all rounds; may be infinite.
+    """
+    least = LEAST_STEPS * sum(seconds_per_step)
+    return int(max(0.0, min(rounds, seconds / least)))
+
+
+def choose_steps(
+    seconds_per_step: Sequence[float], rounds: int, seconds_per_arm: float, seconds: float
+) -> list[int]:
+    """Choose the steps of each arm in a round.
+
+    All arms get the same time, at most `seconds_per_arm` in all rounds together, but each takes at
+    least `LEAST_STEPS` in a round. The others then have less, so that the total stays the same.
+
+    Args:
+        seconds_per_step: of each arm.
+        rounds: their number, which fits according to `rounds_within`.
+        seconds_per_arm: the most for an arm, in all rounds.
+        seconds: for all rounds of all arms; may be infinite.
+    """
+    share = 0.0
+    least_of_arms = sorted((LEAST_STEPS * rounds * each for each in seconds_per_step), reverse=True)
+    for index, least in enumerate(least_of_arms):
+        share = seconds / (len(least_of_arms) - index)
+        if least <= share:
+            break
+        seconds -= least
+    share = min(share, seconds_per_arm)
+    return [max(LEAST_STEPS, int(share / rounds / each)) for each in seconds_per_step]
+
+
+def order_of_round(arms: int, number: int) -> list[int]:
+    """Return the order of the arms: every other round is reversed, so that drift cancels."""
+    order = list(range(arms))
+    return order if number % 2 == 0 else order[::-1]
