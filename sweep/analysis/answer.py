@@ -5,6 +5,7 @@ The intervals come from `sweep.decision.decision`, which also decides what `--se
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -17,16 +18,34 @@ from sweep.analysis.answer_data import (
     OptimizerGap,
     Pair,
     Ranking,
+    Side,
+    join,
 )
-from sweep.analysis.sentences import BEST, describe, join
+from sweep.analysis.sentences import BEST, BEST_OF_COMPARED, describe
+from sweep.analysis.sides import (
+    find_dominated,
+    find_fewest_steps,
+    find_soonest,
+    relative_log_times,
+)
 from sweep.analysis.tables import Estimate
+from sweep.analysis.times import Times
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.curves import rate_points, stack_points
-from sweep.decision.decision import LOOKS, OUTSIDE, UNDECIDED, WITHIN, Decision, decide
+from sweep.decision.decision import (
+    ALPHA,
+    LOOKS,
+    OUTSIDE,
+    UNDECIDED,
+    WITHIN,
+    Decision,
+    decide,
+)
 
-MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
+SIDES = ("tokens", "time", "steps")
+AUTO = "auto"  # time where it is known which batch size is the soonest, else tokens
 
 
 class Answer(AnswerData):
@@ -44,12 +63,12 @@ class Answer(AnswerData):
 
 
 def decide_trials(
-    finals: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate]
+    finals: pd.DataFrame, rates: Mapping[tuple[str, int], TunedRate], error: float = ALPHA
 ) -> tuple[pd.Index, Decision] | None:
     """Decide about labels and batch sizes together; None if fewer than two can be compared.
 
     `finals` has a row per final trial that ended: label, batch_size, seed, learning_rate and value,
-    which is better if it is less, and infinite if the trial diverged.
+    which is better if it is less, and infinite if the trial diverged. `error` is that of `decide`.
     """
     keys = ["label", "batch_size"]
     table = finals.pivot_table("value", keys, "seed", dropna=False).dropna(how="all")
@@ -65,52 +84,94 @@ def decide_trials(
         untuned = rate_points({})
         rates_of_arms = [rates.get(arm) for arm in table.index]
         points = stack_points([rate.points if rate else untuned for rate in rates_of_arms])
-    decision = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks)
+    decision = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks, error)
     return table.index, decision
 
 
-def build_answer(
-    policy: str,
-    finals: pd.DataFrame,
-    decision: Decision,
-    objective: Objective,
-    reasons: Sequence[str] = (),
-    scope: str = "",
-    optimizer: str = "",
-) -> Answer:
-    """Build the answer from a decision; `reasons` say why it can only be provisional."""
-    sizes = sorted({*finals["batch_size"].astype(int)})
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What the batch sizes of one policy and optimizer are compared by."""
+
+    policy: str
+    finals: pd.DataFrame  # as in `decide_trials` and `known_times`
+    decision: Decision
+    decision_with_times: Decision  # at the level of error for statements about losses and times
+    times: Times
+    objective: Objective
+    target: float | None = None
+    reasons: Sequence[str] = ()  # why the answer can only be provisional
+    scope: str = ""
+    optimizer: str = ""  # if there are several
+
+
+def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
+    """Build the answer; `pursues` is what counts: tokens, time, steps or auto."""
+    objective = comparison.objective
+    decision = comparison.decision
+    finals = comparison.finals
+    times = comparison.times
+    dominated = find_dominated(comparison.decision_with_times, times, objective)
     rows = [
-        _answer_for_size(index, finals[finals["batch_size"] == size], decision, objective)
-        for index, size in enumerate(sizes)
+        _answer_for_size(comparison, index, bool(dominated[index]))
+        for index in range(len(times.sizes))
     ]
-    recommended, basis = _recommend(rows, decision, objective)
     verdicts = {row.tolerance_verdict for row in rows}
+    candidates = [row.batch_size for row in rows if row.may_be_best]
+
+    fewest_tokens = _find_fewest_tokens(rows, comparison, candidates)
+    soonest = find_soonest(
+        comparison.decision_with_times,
+        times,
+        objective,
+        comparison.target,
+        fewest_tokens.batch_size,
+    )
+    fewest_steps = find_fewest_steps(rows, finals, objective)
+    sides = dict(zip(SIDES, (fewest_tokens, soonest, fewest_steps), strict=True))
+
+    reasons = list(comparison.reasons)
+    if pursues == AUTO:
+        pursues = "time" if sides["time"].batch_size is not None else "tokens"
+    elif sides[pursues].batch_size is None:
+        reasons.append(f"--for {pursues}: {sides[pursues].reason}")
+        pursues = "tokens"
+    if pursues == "time":
+        reasons += times.reasons
+
+    chosen = sides[pursues]
+    assert chosen.batch_size is not None, "the fewest tokens have a batch size"
     return Answer(
-        policy=policy,
+        policy=comparison.policy,
         metric=objective.name,
         direction=objective.direction,
         unit=objective.unit,
         tolerance=objective.tolerance,
-        candidates=[row.batch_size for row in rows if row.may_be_best],
-        recommended=recommended,
+        candidates=candidates,
+        pursues=pursues,
+        recommended=chosen.batch_size,
         provisional=len(reasons) > 0 or WITHIN not in verdicts,
-        basis=basis,
-        reasons=list(reasons),
+        basis=chosen.basis,
+        reasons=reasons,
         decided=UNDECIDED not in verdicts,
-        scope=scope,
+        scope=comparison.scope,
         batch_sizes=rows,
+        fewest_tokens=fewest_tokens,
+        soonest=soonest,
+        fewest_steps=fewest_steps,
+        times_device=times.device,
         settle=None,
         settle_seconds=None,
         settle_reason=None,
-        pairs=_pairs(sizes, decision, objective),
-        optimizer=optimizer,
+        pairs=_pairs(times.sizes, decision, objective),
+        optimizer=comparison.optimizer,
     )
 
 
-def _answer_for_size(
-    index: int, trials: pd.DataFrame, decision: Decision, objective: Objective
-) -> BatchSizeAnswer:
+def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> BatchSizeAnswer:
+    objective = comparison.objective
+    decision = comparison.decision
+    size = comparison.times.sizes[index]
+    trials = comparison.finals[comparison.finals["batch_size"] == size]
     mean = float(decision.mean[index])
     low = float(decision.gap_low[index])
     high = float(decision.gap_high[index])
@@ -132,12 +193,15 @@ def _answer_for_size(
         regret_interval = (least_regret, largest_regret)
 
     complete = trials[np.isfinite(trials["value"])]
-    times = complete["seconds_training"]
     microbatch = trials["microbatch_size"].min()
+    clipped = float(complete["clipped_step_fraction"].mean())
+    time = comparison.times.seconds.get(size)
+    has_spread = time is not None and time.count > 1
     return BatchSizeAnswer(
-        batch_size=int(trials["batch_size"].iloc[0]),
+        batch_size=size,
         mean=objective.value(mean) if math.isfinite(mean) else None,
         seeds=len(complete),
+        missed_seeds=int(np.isinf(trials["value"]).sum()),
         gap=_gap(objective, _lead(decision, index)),
         gap_to_best=(_gap(objective, low), _gap(objective, high)),
         may_be_best=bool(decision.may_be_best[index]),
@@ -147,7 +211,13 @@ def _answer_for_size(
         estimated_regret=regret,
         regret_interval=regret_interval,
         microbatch_size=None if math.isnan(microbatch) else int(microbatch),
-        seconds=typical_time(times[times > 0]),
+        seconds=None if time is None else time.median,
+        seconds_interval=(time.low, time.high) if time and time.is_interval else None,
+        seconds_range=(time.low, time.high)
+        if time and has_spread and not time.is_interval
+        else None,
+        dominated=is_dominated,
+        clipped_step_fraction=None if math.isnan(clipped) else clipped,
     )
 
 
@@ -160,22 +230,30 @@ def _lead(decision: Decision, index: int) -> float:
     return float(estimates[index]) - least
 
 
-def typical_time(times: pd.Series) -> float | None:
-    """Return the median of the times of equal trials; None without any, or if they differ."""
-    is_known = len(times) > 0 and times.max() <= MOST_TIME_RATIO * times.min()
-    if not is_known:  # also if they are NaN
-        return None
-    return float(times.median())
-
-
 def _gap(objective: Objective, difference: float) -> float | None:
     return objective.gap(float(difference)) if math.isfinite(difference) else None
 
 
-def _recommend(
-    rows: Sequence[BatchSizeAnswer], decision: Decision, objective: Objective
-) -> tuple[int, str]:
-    """Return the recommended batch size, and why it is this one."""
+def _find_fewest_tokens(
+    rows: Sequence[BatchSizeAnswer], comparison: Comparison, candidates: list[int]
+) -> Side:
+    """Return the batch size to use if tokens count: the fastest of those that need the fewest."""
+    recommended, basis = _recommend(rows, comparison)
+    of_size = comparison.finals[comparison.finals["batch_size"] == recommended]
+    tokens = float(of_size["tokens_taken"].median())
+    return Side(
+        batch_size=recommended,
+        candidates=candidates,
+        basis=basis,
+        value=tokens if math.isfinite(tokens) else None,
+        interval=None,
+    )
+
+
+def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple[int, str]:
+    """Return the batch size with the fewest tokens, and why it is this one."""
+    decision = comparison.decision
+    objective = comparison.objective
     close = f"within {objective.write(objective.tolerance)} of the best"
     eligible = [row.batch_size for row in rows if row.tolerance_verdict == WITHIN]
     if not eligible:
@@ -186,20 +264,22 @@ def _recommend(
         best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
         reason = "gives up least in the worst case"
         if math.isinf(worst[best]):
-            reason = "has the best mean"
+            reason = "has the best estimate"
         return rows[best].batch_size, f"no batch size is known to be {close}, and this one {reason}"
 
     if len(eligible) == 1:
         if [row.batch_size for row in rows if row.may_be_best] == eligible:
-            return eligible[0], BEST
+            all_are_compared = all(row.mean is not None for row in rows)
+            return eligible[0], BEST if all_are_compared else BEST_OF_COMPARED
         return eligible[0], f"the only one that is known to be {close}"
 
-    seconds = {row.batch_size: row.seconds for row in rows if row.seconds is not None}
-    unknown = [size for size in eligible if size not in seconds]
+    unknown = [size for size in comparison.times.unknown if size in eligible]
     if unknown:
-        why = f"times at batch size {join(unknown)} were not measured or differ too much"
+        why = f"the time at batch size {join(unknown)} is not known"
         return eligible[-1], f"the largest, and usually the fastest, of those {close}; {why}"
-    return min(eligible, key=seconds.__getitem__), f"the fastest of those {close}"
+    times = relative_log_times(decision, comparison.times, objective)
+    fastest = min(eligible, key=lambda size: times[comparison.times.sizes.index(size)])
+    return fastest, f"the fastest of those {close}"
 
 
 def _pairs(sizes: Sequence[int], decision: Decision, objective: Objective) -> list[Pair]:

@@ -1,6 +1,6 @@
 """The answer of a sweep as data: the keys of answer.json."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,11 +14,20 @@ from sweep.decision.decision import UNDECIDED
 MISSING = "–"  # a value that is not known
 
 
+def join(items: Iterable[Any], word: str = "and") -> str:
+    """Write `2, 4 and 8`."""
+    *first, last = map(str, items)
+    if not first:
+        return last
+    return f"{', '.join(first)} {word} {last}"
+
+
 @dataclass(frozen=True)
 class BatchSizeAnswer:
     batch_size: int
     mean: float | None  # metric at the rate used; None if no seed completed or one diverged
     seeds: int  # complete
+    missed_seeds: int  # that diverged or missed the target
     gap: float | None  # to the best of the others, at the best rates; the best one's is negative
     gap_to_best: tuple[float | None, float | None]  # its interval; None: unbounded
     may_be_best: bool
@@ -28,7 +37,11 @@ class BatchSizeAnswer:
     estimated_regret: float | None  # loss that the rate used gives up; None without a fit
     regret_interval: tuple[float, float] | None
     microbatch_size: int | None
-    seconds: float | None  # median time of training, or to the target; None if they differ too much
+    seconds: float | None  # median time of a training, or to the target; None if it is not known
+    seconds_interval: tuple[float, float] | None  # of the median; None with too few times
+    seconds_range: tuple[float, float] | None  # least and largest time
+    dominated: bool  # whether another batch size is known to be better and sooner
+    clipped_step_fraction: float | None  # share of the steps whose gradient was clipped
 
 
 @dataclass(frozen=True)
@@ -47,9 +60,22 @@ class Pair:
         return "different" if is_different else UNDECIDED
 
 
+@dataclass(frozen=True)
+class Side:
+    """A batch size for one of the things that may count: tokens, time or steps."""
+
+    batch_size: int | None  # None if it is not known
+    candidates: list[int]  # batch sizes that may be it
+    basis: str  # why this one, a clause; "" if it is not known
+    value: float | None  # its tokens, seconds or steps
+    interval: tuple[float, float] | None
+    reason: str | None = None  # why it is not known, sentences
+    settle: str | None = None  # the command that would tell
+
+
 @dataclass(frozen=True, repr=False)
 class AnswerData:
-    """The keys of answer.json."""
+    """The keys of answer.json, where `pursues` is called `for`."""
 
     policy: str
     metric: str
@@ -57,6 +83,7 @@ class AnswerData:
     unit: str
     tolerance: float
     candidates: list[int]  # batch sizes that may be the best
+    pursues: str  # tokens, time or steps: the side that is recommended
     recommended: int
     provisional: bool
     basis: str  # why this one of the batch sizes, a clause
@@ -64,6 +91,10 @@ class AnswerData:
     decided: bool
     scope: str
     batch_sizes: list[BatchSizeAnswer]
+    fewest_tokens: Side
+    soonest: Side
+    fewest_steps: Side
+    times_device: str  # where the times were measured; "" if that is not known
     settle: str | None  # the command that would settle the open question
     settle_seconds: float | None  # its least time
     settle_reason: str | None  # why no command would, or what to know about it, sentences
@@ -77,8 +108,20 @@ class AnswerData:
 
     @property
     def headline(self) -> str:
+        """The recommendation; another batch size that needs the fewest tokens is named too."""
         start = "Provisionally, use" if self.provisional else "Use"
-        return f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}."
+        text = f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}"
+        if self.pursues == "tokens":
+            return f"{text}."
+        if self.fewest_tokens.batch_size == self.recommended:
+            return f"{text}, and with the fewest tokens."
+        fewest = join(self.fewest_tokens.candidates, "or")
+        return f"{text}. With the fewest tokens: {fewest}."
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        """The sides by what counts, in the order of the report."""
+        return {"tokens": self.fewest_tokens, "time": self.soonest, "steps": self.fewest_steps}
 
     @property
     def with_optimizer(self) -> str:
@@ -86,7 +129,8 @@ class AnswerData:
         return f" with {self.optimizer}" if self.optimizer else ""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        document = asdict(self)
+        return {"for" if name == "pursues" else name: value for name, value in document.items()}
 
     def write_gap(self, interval: tuple[float | None, float | None]) -> str:
         """Write an interval, rounded outwards."""

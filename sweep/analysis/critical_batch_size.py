@@ -12,14 +12,16 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
 
-from sweep.analysis.answer import typical_time
 from sweep.analysis.tables import Estimate, SweepTables, curves_by_trial, final_trials
+from sweep.config.experiment import EvaluationSettings
 from sweep.decision.curves import Floats
 from sweep.decision.trials import End
 from sweep.errors import SweepError
+from sweep.plan.course import Course
 from sweep.plan.target import crossing_tokens, smoothed
 
 RESAMPLES = 1000
+ROUNDING = 1e-9  # relative error of recorded tokens
 TAILS = (0.025, 0.975)
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
@@ -132,6 +134,8 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
         elif is_own_target:
             row["tokens"] = row["tokens_to_target"]
             row["is_censored"] = not row["tokens_to_target"] > 0
+            first = _first_evaluation(courses[row["id"]], sweep.plan.settings.evaluation)
+            row["is_early"] = row["tokens"] <= first * (1 + ROUNDING)
         else:
             row["tokens"] = math.nan
             row["is_censored"] = False
@@ -143,6 +147,12 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     kinds = dict.fromkeys(("is_censored", "is_early", "has_curve", "is_known"), bool)
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
     return table.astype(dict.fromkeys(("tokens", "steps", "seconds"), float))
+
+
+def _first_evaluation(course: Course, evaluation: EvaluationSettings) -> float:
+    """Return the tokens of the first evaluation, or of the first mean over a window of them."""
+    steps = course.milestones(evaluation.points)[: evaluation.window]
+    return float(np.exp(np.mean(np.log([course.tokens_at(step) for step in steps]))))
 
 
 def _crossing(
@@ -241,10 +251,9 @@ def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[f
     """
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = trials[trials["has_curve"]]
-    if measure == "seconds":
-        times = trials.groupby("batch_size")["seconds"].agg(typical_time).dropna()
-        trials = trials[trials["batch_size"].isin(times.index)]
     trials = trials.assign(per_token=trials[measure] / trials["tokens"])
+    if measure == "seconds":  # of equal trials, which other programs may have slowed
+        trials["per_token"] = trials.groupby("batch_size")["per_token"].transform("median")
     trials = trials.dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())
 

@@ -8,19 +8,29 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis import checks, tables
-from sweep.analysis.answer import Answer, build_answer, build_ranking, decide_trials
+from sweep.analysis.answer import (
+    AUTO,
+    Answer,
+    Comparison,
+    build_answer,
+    build_ranking,
+    decide_trials,
+)
+from sweep.analysis.answer_data import join
 from sweep.analysis.checks import Check
 from sweep.analysis.checks.table import TrialTable, prepare, rows_of_trials
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
-from sweep.analysis.sentences import join
+from sweep.analysis.times import known_times
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.experiment import Experiment
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.decision.decision import Decision
+from sweep.decision.decision import ALPHA, Decision
 from sweep.decision.proposal import answering_command
+from sweep.decision.times import RATIO_ERROR
 from sweep.plan.plan import Plan
+from sweep.trial.timing import Timing
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -90,8 +100,19 @@ def judge_trials(
     objective: Objective = LOSS,
     steps: pd.DataFrame | None = None,
     plan: Plan | None = None,
+    timing: Timing | None = None,
+    pursues: str = AUTO,
 ) -> list[PolicyResult]:
-    """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
+    """Check each policy of a trials.csv, and answer.
+
+    Args:
+        trials: as in trials.csv.
+        objective: what is compared.
+        steps: those of `steps_to_target`; None without a target, or without curves.
+        plan: of the sweep; None for a table.
+        timing: measured steps.
+        pursues: what counts: tokens, time, steps or auto.
+    """
     rows = rows_of_trials(trials, objective)
     has_optimizers = rows["optimizer"].nunique() > 1
     tuning_command = answering_command(plan) if plan else None
@@ -120,7 +141,7 @@ def judge_trials(
     finals = _final_values(rows, objective)
     decided: list[PolicyResult] = []
     for results in by_policy.values():
-        decided += _decide_policy(results, finals, objective)
+        decided += _decide_policy(results, finals, objective, timing, pursues)
     return decided
 
 
@@ -140,15 +161,23 @@ def _make_checks(table: TrialTable, curve: StepsCurve | None, plan: Plan | None)
 
 
 def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
-    """Return the final trials that have a value, with their times of training.
+    """Return the final trials that have a value, with the tokens, steps and seconds that they took.
 
-    The time of a trial that reached the target ends there, not at the last evaluation.
+    Those of a trial that reached the target end there, not at the last evaluation.
     """
-    finals = rows[rows["stage"] == "final"].dropna(subset=["value"])
+    finals = rows[rows["stage"] == "final"].dropna(subset=["value"]).copy()
+    trained = finals["token_budget"].astype(float)
+    finals["tokens_taken"] = trained
+    finals["seconds_per_token"] = finals["seconds_training"]
+    if trained.notna().all():  # otherwise a table whose trials are compared at equal tokens
+        finals["seconds_per_token"] /= trained
+    finals["steps_taken"] = finals["steps"].astype(float)
     if objective.is_ratio:
         tokens_to_target = finals["value"].map(objective.value)
-        share = tokens_to_target / finals["token_budget"].astype(float)
-        finals["seconds_training"] *= share.fillna(1.0)
+        share = (tokens_to_target / trained).fillna(1.0)
+        share = share.where(np.isfinite(share), 1.0)  # of a trial that missed it
+        for name in ("tokens_taken", "steps_taken", "seconds_training"):
+            finals[name] *= share
     return finals
 
 
@@ -167,15 +196,21 @@ def _rates_of_finals(
 
 
 def _decide_policy(
-    results: list[PolicyResult], finals: pd.DataFrame, objective: Objective
+    results: list[PolicyResult],
+    finals: pd.DataFrame,
+    objective: Objective,
+    timing: Timing | None,
+    pursues: str,
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     finals = finals[finals["label"].isin([result.label for result in results])]
     rates = _rates_of_finals(results, finals)
     decided = decide_trials(finals, rates)
-    if decided is None:
+    with_times = decide_trials(finals, rates, ALPHA - RATIO_ERROR)
+    if decided is None or with_times is None:
         return results
     index, decision = decided  # label and batch size of each arm
+    _, decision_with_times = with_times
 
     answered = list[PolicyResult]()
     without_answer = list[PolicyResult]()
@@ -185,15 +220,22 @@ def _decide_policy(
         if np.isfinite(decision_of_part.mean).sum() < 2:
             without_answer.append(result)
             continue
-        answer = build_answer(
-            result.label,
-            finals[finals["label"] == result.label],
-            decision_of_part,
-            objective,
-            result.reasons,
-            result.scope,
+        finals_of_result = finals[finals["label"] == result.label]
+        sizes = [int(size) for _, size in index[part]]
+        target = finals_of_result["target"].max()
+        comparison = Comparison(
+            policy=result.label,
+            finals=finals_of_result,
+            decision=decision_of_part,
+            decision_with_times=decision_with_times.of(part),
+            times=known_times(finals_of_result, sizes, result.optimizer or None, timing),
+            objective=objective,
+            target=float(target) if objective.is_ratio else None,
+            reasons=result.reasons,
+            scope=result.scope,
             optimizer=result.optimizer,
         )
+        answer = build_answer(comparison, pursues)
         answered.append(replace(result, decision=decision_of_part, answer=answer))
 
     if len(results) > 1 and answered:

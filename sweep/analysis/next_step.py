@@ -16,11 +16,12 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.answer import Answer
+from sweep.analysis.answer_data import join
 from sweep.analysis.checks import FAIL, Check, learning_rate_at_edge, single_seed
-from sweep.analysis.sentences import join
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
+from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, UNDECIDED
 from sweep.decision.proposal import (
     Proposal,
@@ -43,6 +44,8 @@ from sweep.trial.status import State
 TUNING_TRIALS = 8  # typical number at each batch size
 LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them
 LEAST_HOURS = 0.1  # proposed as --max-hours
+TARGET_STEP = 0.1  # nats; proposed targets are multiples
+TARGET_BUDGETS = 2  # budgets that a training to a proposed target may take, at a constant rate
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,32 @@ def next_step(sweep: SweepTables, tuned: TunedResults | None) -> NextStep:
         return NextStep(reason=str(error))
 
 
+def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
+    """Return the command that would tell which batch size is the soonest; None if none is known.
+
+    Times are measured, or the sweep is repeated with a target: the loss that the batch size with
+    the fewest tokens reaches, rounded up.
+    """
+    search = _Search(sweep)
+    if sweep.plan.settings.target is not None:
+        return f"sweep time {search.folder_to_name()}"
+
+    size = answer.fewest_tokens.batch_size
+    reached = None if size is None else answer[size].mean
+    if reached is None or answer.metric != LOSS.name:
+        return None
+    changes = {
+        "target": round(math.ceil(reached / TARGET_STEP) * TARGET_STEP, 1),
+        "budget": TARGET_BUDGETS * sweep.plan.token_budget,
+        "lr": search.lr,
+        "seeds": "auto",
+        "out": search.free_out(),
+    }
+    with contextlib.suppress(SweepError):
+        return propose(sweep.plan, changes, is_elsewhere=True).command
+    return None
+
+
 class _Search:
     """Tries commands in the order of what they must settle first."""
 
@@ -112,7 +141,7 @@ class _Search:
     def tune(self) -> NextStep:
         """Propose to tune the rate at each batch size."""
         sizes = {row.batch_size for row in self.plan.known_trials}
-        return self._step(propose_tuning(self.plan, sizes, self._free_out(), **self._own_out()))
+        return self._step(propose_tuning(self.plan, sizes, self.free_out(), **self._own_out()))
 
     def settle(self, tuned: TunedResults) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
@@ -144,7 +173,7 @@ class _Search:
             "lr": self.lr,
             "seeds": "auto",
             **common_tokens(self.plan, sizes),
-            "out": self._free_out(),
+            "out": self.free_out(),
         }
         return self._step(propose(self.plan, changes, is_elsewhere=True))
 
@@ -326,7 +355,7 @@ class _Search:
             "lr": self.lr,
             "seeds": "auto",
             **changes,
-            "out": self._free_out(),
+            "out": self.free_out(),
         }
         return propose(plan, changes, is_elsewhere=True)
 
@@ -410,7 +439,7 @@ class _Search:
                 is_own = stored is None or stored.sweep_uid == self.plan.sweep_uid
         return {} if is_own else {"out": str(folder.path)}
 
-    def _free_out(self) -> str:
+    def free_out(self) -> str:
         """Return a folder for a new sweep, next to this one."""
         out = self._own_out().get("out")
         if out is None:
@@ -419,6 +448,10 @@ class _Search:
         while self.sweep.path.with_name(f"{self.sweep.path.resolve().name}-{number}").exists():
             number += 1
         return f"{out}-{number}"
+
+    def folder_to_name(self) -> str:
+        """Return this folder as its commands name it."""
+        return str(self._own_out().get("out", recorded_out(self.plan)))
 
     def _step(self, proposal: Proposal) -> NextStep:
         trials = proposal.trials_to_run(self.records)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
 
-from sweep.analysis.sentences import join
+from sweep.analysis.answer_data import join
 from sweep.analysis.tables import Estimate
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.optimizers import optimizer_facts

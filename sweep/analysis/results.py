@@ -8,10 +8,16 @@ from pathlib import Path
 
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
+from sweep.analysis.answer_data import join
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
-from sweep.analysis.next_step import NextStep, TunedResults, next_step
-from sweep.analysis.sentences import describe, describe_without_answer, join
+from sweep.analysis.next_step import (
+    NextStep,
+    TunedResults,
+    command_for_soonest,
+    next_step,
+)
+from sweep.analysis.sentences import describe, describe_without_answer
 from sweep.decision.proposal import check_of_command
 
 
@@ -24,7 +30,28 @@ class Sweep(tables.SweepTables):
         step = self.next_step
         if step is None:
             return tuple(self._results)
-        return tuple(_with_step(result, step) for result in self._results)
+        return tuple(self._with_step(result, step) for result in self._results)
+
+    def _with_step(self, result: PolicyResult, step: NextStep) -> PolicyResult:
+        """Add the commands that would tell what the answer leaves open."""
+        answer = result.answer
+        if answer is None:
+            return result
+        soonest = answer.soonest
+        if soonest.batch_size is None:
+            soonest = replace(soonest, settle=command_for_soonest(self, answer))
+        fewest_steps = answer.fewest_steps
+        if fewest_steps.batch_size is None:
+            fewest_steps = replace(fewest_steps, settle=step.command)
+        answer = replace(
+            answer,
+            settle=step.command,
+            settle_seconds=step.seconds,
+            settle_reason=step.reason if step.reason else None,
+            soonest=soonest,
+            fewest_steps=fewest_steps,
+        )
+        return replace(result, answer=answer)
 
     @cached_property
     def next_step(self) -> NextStep | None:
@@ -49,7 +76,14 @@ class Sweep(tables.SweepTables):
         """Checks and answer of each policy, without the next step."""
         settings = self.plan.settings
         steps = None if settings.target is None else steps_to_target(self)
-        results = judge_trials(self.trials, settings.objective, steps, self.plan)
+        results = judge_trials(
+            self.trials,
+            settings.objective,
+            steps,
+            self.plan,
+            timing=self.timing,
+            pursues=settings.answer.pursues,
+        )
         if not settings.workload.is_program:
             return results
         command = check_of_command(self.plan)
@@ -107,25 +141,21 @@ class Sweep(tables.SweepTables):
         return "<br>".join([*map(html.escape, self.sentences()), table])
 
 
-def load_sweep(path: str | Path) -> Sweep:
+def load_sweep(path: str | Path, pursues: str | None = None) -> Sweep:
     """Read a sweep folder without starting or changing anything.
+
+    Args:
+        path: of the folder.
+        pursues: what the answer is about: tokens, time or steps; by default what the sweep's
+            newest command asked for.
 
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
-    return Sweep(**vars(tables.load_tables(path)))
-
-
-def _with_step(result: PolicyResult, step: NextStep) -> PolicyResult:
-    if result.answer is None:
-        return result
-    answer = replace(
-        result.answer,
-        settle=step.command,
-        settle_seconds=step.seconds,
-        settle_reason=step.reason if step.reason else None,
-    )
-    return replace(result, answer=answer)
+    loaded = tables.load_tables(path)
+    if pursues is not None:
+        loaded = replace(loaded, plan=loaded.plan.with_answer(pursues=pursues))
+    return Sweep(**vars(loaded))
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:

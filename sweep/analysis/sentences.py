@@ -1,19 +1,19 @@
 """The answer in sentences, the same on the terminal, in the report, in MLflow and in JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, OptimizerGap, Ranking
+from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, OptimizerGap, Ranking, join
 from sweep.analysis.tables import CURVES, SweepTables, final_trials, find_gains, mean_of
 from sweep.config.objective import Objective
 from sweep.decision.decision import OUTSIDE, UNDECIDED
 from sweep.decision.trials import End
 
 BEST = "the best of those tried"
+BEST_OF_COMPARED = "the best of those compared"
 
 
 def describe(answer: AnswerData) -> list[str]:
@@ -95,11 +95,20 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
             text += f" At {join(unclear)} the best learning rate is not known well enough."
         lines.append(text)
 
-    failed = [row.batch_size for row in rows if row.mean is None]
-    if failed:
-        where = f"at batch size {join(failed)}"
-        lines.append(f"Nothing is compared {where}: a seed diverged or has no result.")
+    for row in rows:
+        if row.mean is None:
+            lines.append(_describe_uncompared(row, answer.compared))
     return lines
+
+
+def _describe_uncompared(row: BatchSizeAnswer, objective: Objective) -> str:
+    """Write why a batch size is not compared."""
+    start = f"Batch size {row.batch_size} is not compared"
+    if not row.missed_seeds:
+        return f"{start}: it has no result."
+    verb = "missed the target or diverged" if objective.is_ratio else "diverged"
+    seeds = row.seeds + row.missed_seeds
+    return f"{start}: {row.missed_seeds} of its {seeds} seeds {verb}."
 
 
 def _describe_best(answer: AnswerData) -> list[str]:
@@ -108,7 +117,7 @@ def _describe_best(answer: AnswerData) -> list[str]:
     texts = []
     if best != [answer.recommended]:
         texts.append(f"The best may be batch size {join(best, 'or')}.")
-    elif answer.basis != BEST:
+    elif answer.fewest_tokens.basis not in (BEST, BEST_OF_COMPARED):
         texts.append("It is the best of those tried.")
 
     smallest = answer.batch_sizes[0].batch_size
@@ -196,11 +205,3 @@ def nothing_compared(states: str = "") -> str:
         "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
         "stage final and state COMPLETE."
     )
-
-
-def join(items: Iterable[Any], word: str = "and") -> str:
-    """Write `2, 4 and 8`."""
-    *first, last = map(str, items)
-    if not first:
-        return last
-    return f"{', '.join(first)} {word} {last}"

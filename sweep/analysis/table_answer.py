@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis import tables
-from sweep.analysis.answer import Answer
+from sweep.analysis.answer import AUTO, SIDES, Answer
+from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.checks.table import read_execution
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
-from sweep.analysis.sentences import describe, join, nothing_compared
+from sweep.analysis.sentences import describe, nothing_compared
 from sweep.config.numbers import MOST_BATCHES
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.errors import SweepError
@@ -28,6 +29,7 @@ def answer(
     metric: str = "final_valid_loss",
     direction: str = "minimize",
     tolerance: float | None = None,
+    pursues: str = AUTO,
 ) -> Answer | None:
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
@@ -39,12 +41,17 @@ def answer(
         direction: minimize or maximize.
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
+        pursues: what counts: tokens, time or steps; auto: time with a target, else tokens.
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
-    return _answer_table(read_one_table(source, metric), direction, tolerance)
+    return _answer_table(read_one_table(source, metric), direction, tolerance, pursues)
 
 
-def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answer | None:
+def _answer_table(
+    table: Table, direction: str, tolerance: float | None, pursues: str
+) -> Answer | None:
+    if pursues not in (AUTO, *SIDES):
+        raise SweepError(f"pursues must be {join((AUTO, *SIDES), 'or')}, got {pursues!r}.")
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
     if tolerance is not None and not 0 < tolerance < math.inf:
@@ -63,7 +70,8 @@ def _answer_table(table: Table, direction: str, tolerance: float | None) -> Answ
         compared = replace(compared, tolerance=tolerance)
 
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
-    result = leading(judge_trials(trials.reindex(columns=list(columns)), compared))
+    rows = trials.reindex(columns=list(columns))
+    result = leading(judge_trials(rows, compared, pursues=pursues))
     if result is None or result.answer is None:
         return None
     answered = result.answer
@@ -156,16 +164,18 @@ class TableAnswer(NamedTuple):
     notes: list[str]  # what was read of a table
 
 
-def answer_of(path: Path, metric: str, direction: str, tolerance: float | None) -> TableAnswer:
+def answer_of(
+    path: Path, metric: str, direction: str, tolerance: float | None, pursues: str = AUTO
+) -> TableAnswer:
     """Return the answer of a table of trials or of a sweep folder."""
     if not path.is_dir():
         table = read_one_table(path, metric)
     else:
-        sweep = load_sweep(path)
+        sweep = load_sweep(path, None if pursues == AUTO else pursues)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return TableAnswer(sweep.answer(), sweep.sentences(), [])
         table = read_one_table(sweep.trials, metric)
-    answered = _answer_table(table, direction, tolerance)
+    answered = _answer_table(table, direction, tolerance, pursues)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)
     if table.trials()[metric].isna().all():

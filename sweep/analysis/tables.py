@@ -27,6 +27,7 @@ from sweep.trial.files import POSITION, canonical_json, find_json, refuse_links,
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.result import COLUMNS, Result, is_metric
 from sweep.trial.status import MESSAGE_CHARACTERS, State
+from sweep.trial.timing import Timing, read_timing
 
 TRIAL_COLUMNS = {name: column.kind for name, column in COLUMNS.items()}
 MAX_TABLE_BYTES = 1 << 25
@@ -89,6 +90,7 @@ class SweepTables:
     warnings: tuple[str, ...]  # sentences about files that are missing or were left out
     checked: dict[str, Any]  # check.json, if it is of the plan's code
     lacks_curves: bool  # a published folder without curves.csv
+    timing: Timing | None  # timing.json, if it has rounds
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -126,6 +128,7 @@ def load_tables(path: str | Path) -> SweepTables:
             curves = _read_published_curves(folder.path / CURVES, plan)
             warnings += _missing_points(records, curves)
 
+    timing = _read_timing(folder, plan, warnings)
     return SweepTables(
         path=folder.path,
         name=folder.name,
@@ -135,7 +138,18 @@ def load_tables(path: str | Path) -> SweepTables:
         warnings=tuple(warnings),
         checked=_read_check(folder, plan),
         lacks_curves=lacks_curves,
+        timing=timing,
     )
+
+
+def _read_timing(folder: SweepFolder, plan: Plan, warnings: list[str]) -> Timing | None:
+    """Return measured times; None without rounds. A damaged file is a warning."""
+    try:
+        timing = read_timing(folder, plan.sweep_uid)
+    except CorruptFile as error:
+        warnings.append(str(error))
+        return None
+    return timing if timing is not None and timing.rounds else None
 
 
 def _missing_points(

@@ -61,7 +61,10 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
 
 
 class AnswerSettings(Settings, use_attribute_docstrings=True):
-    """The tolerance, and the limits of `--seeds auto`. Not part of a trial's id."""
+    """What the answer is about, and the limits of `--seeds auto`. Not part of a trial's id."""
+
+    pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
+    """What counts: tokens, time or steps; by default time with a target, else tokens."""
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""

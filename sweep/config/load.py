@@ -65,7 +65,7 @@ def load_experiment(
     fields |= _fields_without_text(fields)
     _complete_model(fields)
     if fields.get("target") is not None:
-        _complete_schedule_of_target(fields)
+        complete_schedule_of_target(fields)
     if not is_of_transformers:
         fields["replaced_sizes"] = _replaced_sizes(unused_sizes, flags, fields["model"])
 
@@ -225,7 +225,7 @@ def _complete_model(fields: dict[str, Any]) -> None:
     fields["model"] = completed
 
 
-def _complete_schedule_of_target(fields: dict[str, Any]) -> None:
+def complete_schedule_of_target(fields: dict[str, Any]) -> None:
     """Make the rate constant and average the weights, unless the schedule is given."""
     schedule = fields.get("schedule", {})
     if isinstance(schedule, dict) and "name" not in schedule:

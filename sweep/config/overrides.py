@@ -7,8 +7,13 @@ another package, pass them as `**settings`, a dict.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+# `for` is a keyword of Python: pass it as **{"for": "time"}.
+Keywords = TypedDict(
+    "Keywords", {"for": Literal["auto", "tokens", "time", "steps"] | None}, total=False
+)
 
-class Overrides(TypedDict, total=False):
+
+class Overrides(Keywords, total=False):
     """Settings by the name of their flag, or of their key in an experiment file."""
 
     accumulation: int | str | None

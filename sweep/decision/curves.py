@@ -25,7 +25,8 @@ MISFIT = 6.0  # residual variance, over that of a loss, from which on a curve do
 CLEAR = 3.0  # slacks by which a flat line fits worse than a curve that is clear
 SHIFT = 0.11  # of the best log rate with another seed: 2.24 standard deviations of 0.05
 CORNER = 3.0  # standard deviations of a loss beyond the steepest curve that make a corner
-NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to
+NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to, at least
+REACH = 2.0  # ratio to the best rate up to which all rates are fitted
 LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
 FINEST = math.sqrt(2)  # ratio of rates within which a corner can be noticed
@@ -75,8 +76,8 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     """Return the points of one batch size, without the axis k, from losses by rate and seed.
 
     A loss is infinite if the trial diverged, and NaN if it was pruned, which bounds nothing. The
-    rates are those next to the best of the seed with the most rates; further seeds count if they
-    have all of these.
+    rates are those near the best of the seed with the most rates; further seeds count if they have
+    all of these.
     """
     measured = {rate: _without_pruned(losses) for rate, losses in sorted(tried.items())}
     counts = Counter(chain.from_iterable(measured.values()))
@@ -85,26 +86,30 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     rates = [rate for rate in measured if first in measured[rate]]
     losses = np.array([measured[rate][first] for rate in rates])
     finite = np.flatnonzero(np.isfinite(losses))
-
-    log_rates = np.full(2 * NEIGHBOURS + 1, np.nan)
-    means = np.full(2 * NEIGHBOURS + 1, np.nan)
-    ends = np.full(2, np.nan)
     if not len(finite):
-        return RatePoints(log_rates, means, ends, seeds=np.ones(()), spread=np.zeros(()))
+        nothing = np.full(1, np.nan)
+        return RatePoints(
+            log_rates=nothing,
+            losses=nothing,
+            ends=np.full(2, np.nan),
+            seeds=np.ones(()),
+            spread=np.zeros(()),
+        )
 
+    log_rates = np.log(rates)
     rank = int(losses[finite].argmin())
     best = finite[rank]
-    near = finite[max(0, rank - NEIGHBOURS) : rank + NEIGHBOURS + 1]
-    log_rates[: len(near)] = np.log([rates[index] for index in near])
+    distance = np.abs(log_rates[finite] - log_rates[best])
+    is_near = distance <= math.log(REACH) * (1 + 1e-9)
+    is_near |= np.abs(np.arange(len(finite)) - rank) <= NEIGHBOURS
+    near = finite[is_near]
 
     losses_near = [measured[rates[index]] for index in near]
     common = set.intersection(*map(set, losses_near))
     seeds = [seed for seed in counts if seed in common]
-    losses_of_seeds = np.full((len(seeds), len(means)), np.nan)
-    for row, seed in enumerate(seeds):
-        losses_of_seeds[row, : len(near)] = [by_seed[seed] for by_seed in losses_near]
-    means[: len(near)] = losses_of_seeds[:, : len(near)].mean(0)
+    losses_of_seeds = np.array([[by_seed[seed] for by_seed in losses_near] for seed in seeds])
 
+    ends = np.full(2, np.nan)
     is_at_edge = losses[0] <= losses[best] or losses[-1] <= losses[best]
     if not is_at_edge:
         low = near[0]
@@ -114,9 +119,13 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
             low -= 1
         if high == best:
             high += 1
-        ends[:] = [math.log(rates[low]), math.log(rates[high])]
+        ends[:] = log_rates[[low, high]]
     points = RatePoints(
-        log_rates, means, ends, seeds=np.array(float(len(seeds))), spread=np.zeros(())
+        log_rates=log_rates[near],
+        losses=losses_of_seeds.mean(0),
+        ends=ends,
+        seeds=np.array(float(len(seeds))),
+        spread=np.zeros(()),
     )
     return replace(points, spread=_spread_of_best(points, losses_of_seeds))
 
@@ -139,10 +148,16 @@ def _without_pruned(losses: Mapping[int, float]) -> dict[int, float]:
 
 
 def stack_points(points: Sequence[RatePoints]) -> RatePoints:
-    """Combine the points of k batch sizes."""
+    """Combine the points of k batch sizes, with NaN where some have fewer rates."""
+    width = max(row.losses.shape[-1] for row in points)
+
+    def padded(values: Floats) -> Floats:
+        missing = np.full((*values.shape[:-1], width - values.shape[-1]), np.nan)
+        return np.concatenate([values, missing], axis=-1)
+
     return RatePoints(
-        log_rates=np.stack([row.log_rates for row in points]),
-        losses=np.stack([row.losses for row in points]),
+        log_rates=np.stack([padded(row.log_rates) for row in points]),
+        losses=np.stack([padded(row.losses) for row in points]),
         ends=np.stack([row.ends for row in points]),
         seeds=np.stack([row.seeds for row in points]),
         spread=np.stack([row.spread for row in points]),

@@ -149,7 +149,11 @@ class Decision:
 
 
 def decide(
-    losses: Floats, points: RatePoints | None, log_rates: Floats, looks: Sequence[int] = ()
+    losses: Floats,
+    points: RatePoints | None,
+    log_rates: Floats,
+    looks: Sequence[int] = (),
+    error: float = ALPHA,
 ) -> Decision:
     """Compute the interval of every batch size's gap to the best.
 
@@ -160,6 +164,7 @@ def decide(
         points: losses of the rates near the best, (..., k); None if the rates were not tuned.
         log_rates: those used, (..., k).
         looks: numbers of seeds at which the sweep might have ended; empty if fixed in advance.
+        error: probability that the interval of some difference over seeds is wrong.
     """
     has_diverged = np.isinf(losses).any(-1, keepdims=True)
     losses = np.where(has_diverged, np.nan, losses)
@@ -168,7 +173,7 @@ def decide(
 
     differences = losses[..., :, None, :] - losses[..., None, :, :]
     common_seeds, difference, variance_of_difference = _moments(differences)
-    half_width = _half_widths(losses, common_seeds, variance_of_difference, compared, looks)
+    half_width = _half_widths(losses, common_seeds, variance_of_difference, compared, looks, error)
 
     variance = np.nan_to_num(variance)
     total = variance.sum(-1, keepdims=True)
@@ -183,7 +188,12 @@ def decide(
 
 
 def _half_widths(
-    losses: Floats, count: Counts, variance: Floats, compared: int, looks: Sequence[int]
+    losses: Floats,
+    count: Counts,
+    variance: Floats,
+    compared: int,
+    looks: Sequence[int],
+    error: float,
 ) -> Floats:
     """Return half the widths of the intervals of all differences, (..., k, k).
 
@@ -193,6 +203,7 @@ def _half_widths(
         variance: of the differences of a pair, (..., k, k).
         compared: number of batch sizes that are compared.
         looks: as in `decide`.
+        error: as in `decide`.
     """
     is_pair = ~np.eye(losses.shape[-2], dtype=bool)
     has_seeds = count > 1
@@ -200,7 +211,7 @@ def _half_widths(
     critical = np.full(count.shape, np.inf)
     for seeds in counts:
         seen = tuple(sorted({seeds, *looks}))
-        critical[count == seeds] = critical_values(compared, seen)[seeds]
+        critical[count == seeds] = critical_values(compared, seen, error)[seeds]
 
     variance_of_quieter = _without_noisiest(variance)
     variance = _moderated(variance, variance_of_quieter[..., None, None], count - 1)
@@ -254,10 +265,10 @@ def _without_noisiest(variance: Floats) -> Floats:
 
 
 @functools.cache
-def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
+def critical_values(k: int, looks: tuple[int, ...], error: float = ALPHA) -> dict[int, float]:
     """Return the critical value of |difference| over its standard error, by number of seeds.
 
-    With probability 1 - ALPHA no pair of k batch sizes exceeds it at any look. The values are
+    With probability 1 - `error` no pair of k batch sizes exceeds it at any look. The values are
     quantiles, at the same level for all looks, of a simulation with independent normal losses; both
     hold for the worst of several patterns of standard deviations.
     """
@@ -266,13 +277,13 @@ def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
     largest = _simulate_statistics(k, looks)
 
     # Bisect the level of a single look.
-    low = ALPHA / len(looks)
-    high = ALPHA
+    low = error / len(looks)
+    high = error
     while high - low > 1e-4:
         level = (low + high) / 2
         critical = np.quantile(largest, 1 - level, axis=-1).max(1)
         is_exceeded = (largest > critical[:, None, None]).any(0)
-        if is_exceeded.mean(-1).max() > ALPHA:
+        if is_exceeded.mean(-1).max() > error:
             high = level
         else:
             low = level
@@ -280,6 +291,7 @@ def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
     return dict(zip(looks, critical.tolist(), strict=True))
 
 
+@functools.lru_cache(maxsize=2)  # for both levels of error
 def _simulate_statistics(k: int, looks: tuple[int, ...]) -> Floats:
     """Return the largest statistic of the pairs of simulated sweeps, (looks, patterns, draws)."""
     patterns = _patterns_of_noise(k)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
+from sweep.config.load import complete_schedule_of_target
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord
@@ -66,7 +67,11 @@ def propose(plan: Plan, changes: Mapping[str, Any], *, is_elsewhere: bool = Fals
 
     values = {name: value for name, value in changes.items() if value is not None}
     values.pop("out", None)
-    fields = merge_settings(Experiment, plan.settings.model_dump(), values)
+    present = plan.settings.model_dump()
+    if "target" in values and plan.settings.target is None:  # which has a schedule of its own
+        del present["schedule"]["name"], present["schedule"]["average"]
+        complete_schedule_of_target(present)
+    fields = merge_settings(Experiment, present, values)
     experiment = parse_settings(Experiment, fields, "the next command")
     inputs = Inputs(**{name: getattr(plan, name) for name in Inputs.model_fields})
 

@@ -206,6 +206,12 @@ class Plan(Inputs):
         rows = [row.model_copy(update=_split_batch(plan, row.batch_size)) for row in plan.trials]
         return plan.model_copy(update={"trials": tuple(rows)})
 
+    def with_answer(self, **changes: Any) -> "Plan":
+        """Return the plan of the same trials with other settings of the answer."""
+        answer = self.settings.answer.model_copy(update=changes)
+        settings = self.settings.model_copy(update={"answer": answer})
+        return self.model_copy(update={"settings": settings})
+
 
 def tokens_at_once(device: str) -> int:
     """Return the most tokens of a planned microbatch, and of an evaluation batch."""

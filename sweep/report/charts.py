@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sweep.analysis.answer_data import AnswerData
+from sweep.analysis.answer_data import AnswerData, join
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.judge import PolicyResult
 from sweep.analysis.rate_rules import rate_exponent
 from sweep.analysis.results import Sweep
-from sweep.analysis.sentences import join
 from sweep.analysis.tables import compare_batch_sizes, final_trials, format_range, mean_of
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS

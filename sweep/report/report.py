@@ -18,7 +18,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from sweep.analysis import tables
-from sweep.analysis.answer import Answer, typical_time
+from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at
@@ -174,7 +174,7 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     reached = curve.trials[is_reached].groupby("batch_size")
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
     table[["tokens", "steps"]] = reached[["tokens", "steps"]].mean()
-    table["seconds"] = reached["seconds"].agg(typical_time).astype(float)
+    table["seconds"] = reached["seconds"].median()
     table["steps_sd"] = reached["steps"].std()
 
     table["slope"] = np.nan
@@ -293,6 +293,17 @@ def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
     return f"{value.split()[0]}, at most {answer.compared.write(most)}"
 
 
+def _write_time(row: BatchSizeAnswer) -> str:
+    if row.seconds is None:
+        return MISSING
+    text = format_seconds(row.seconds)
+    for bounds, note in ((row.seconds_interval, ""), (row.seconds_range, "range ")):
+        if bounds is not None:
+            low, high = map(format_seconds, bounds)
+            text += f" ({note}{low} to {high})"
+    return text
+
+
 MARKDOWN = Environment(
     loader=LOADER, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True
 )
@@ -304,6 +315,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
     "regret": _write_regret,
+    "time": _write_time,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,

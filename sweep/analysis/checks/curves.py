@@ -125,8 +125,6 @@ def crossing_too_early(curve: StepsCurve) -> Verdict | NotApplicable:
     if known.empty:
         return _without_crossings(curve)
     sizes = sorted(set(known["batch_size"][known["is_early"]]))
-    if not sizes and _count_without_curve(known):
-        return _without_some_curves(known)
     early = ", ".join(map(str, sizes)) or "none"
     evidence = f"Batch sizes below the target at the first evaluation: {early}."
     return Verdict(evidence, batch_sizes=sizes)

@@ -97,8 +97,22 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
 @click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
 @click.option("--tolerance", type=float, help="Good enough: so far from the best; see `run`.")
+@click.option(
+    "--for",
+    "pursues",
+    type=click.Choice(["auto", "tokens", "time", "steps"]),
+    default="auto",
+    help="What counts; by default time if the trials train to a target, else tokens.",
+)
 @json_option
-def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
+def answer(
+    table: Path,
+    metric: str,
+    direction: str,
+    tolerance: float | None,
+    pursues: str,
+    json: bool,
+) -> None:
     """Recommend a batch size from a table of trials or a sweep folder.
 
     The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
@@ -108,7 +122,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     from sweep.analysis.table_answer import answer_of
     from sweep.cli.show import print_next
 
-    result = answer_of(table, metric, direction, tolerance)
+    result = answer_of(table, metric, direction, tolerance, pursues)
     for note in result.notes:
         echo(note, err=True)
     if json:

@@ -1,0 +1,168 @@
+"""What is known about the times of batch sizes: seconds of a training, and ratios of them.
+
+Ratios come from timing.json, whose rounds time all batch sizes side by side, or else from the
+trials. Seconds come from trials on the same device, or else from timing.json.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import pandas as pd
+
+from sweep.analysis.answer_data import join
+from sweep.config.arms import Arm
+from sweep.decision.curves import Floats
+from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
+from sweep.trial.timing import ArmTimes, Timing
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of batch sizes, each for the tokens that it trains on."""
+
+    sizes: tuple[int, ...]
+    seconds: Mapping[int, TimeEstimate]  # of one training; a batch size without times is missing
+    ratios: Mapping[tuple[int, int], TimeEstimate]  # of seconds per token, the first over the other
+    device: str  # "" if it is not known
+    is_elsewhere: bool  # whether the trials ran on another device
+    reasons: tuple[str, ...]  # why statements about times are provisional, sentences
+
+    @property
+    def unknown(self) -> list[int]:
+        """The batch sizes without times."""
+        return [size for size in self.sizes if size not in self.seconds]
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether all ratios are known, with intervals and not only ranges."""
+        ratios = self.ratios.values()
+        return not self.unknown and all(ratio.is_interval for ratio in ratios)
+
+    @property
+    def log_ratios(self) -> tuple[Floats, Floats, Floats]:
+        """Estimates and bounds of the log ratios of times per token, row over column, (k, k).
+
+        Of a batch size without times the estimate is NaN, and the bounds are infinite.
+        """
+        is_same = np.eye(len(self.sizes), dtype=bool)
+        estimate = np.where(is_same, 0.0, np.nan)
+        low = np.where(is_same, 0.0, -np.inf)
+        high = np.where(is_same, 0.0, np.inf)
+        for (first, other), ratio in self.ratios.items():
+            i = self.sizes.index(first)
+            j = self.sizes.index(other)
+            estimate[i, j] = math.log(ratio.median)
+            low[i, j] = math.log(ratio.low)
+            high[i, j] = math.log(ratio.high)
+        return estimate, low, high
+
+
+def known_times(
+    finals: pd.DataFrame, sizes: Sequence[int], optimizer: str | None, timing: Timing | None
+) -> Times:
+    """Return the times of batch sizes under one policy.
+
+    Args:
+        finals: the final trials that ended: batch_size, value, device, microbatch_size,
+            seconds_training and steps_taken (both up to a target, if there is one), and
+            seconds_per_token.
+        sizes: the batch sizes, ascending.
+        optimizer: as in timing.json, None if the sweep has only one.
+        timing: measured steps, None without any.
+    """
+    is_timed = np.isfinite(finals["value"]) & (finals["seconds_training"] > 0)
+    trials = finals[is_timed]
+    devices = sorted({*trials["device"].dropna()})
+    if timing is not None:
+        rounds = _rounds_of(timing, sizes, optimizer)
+        if len(rounds) == len(sizes):
+            return _times_of_rounds(timing, rounds, trials, devices)
+    return _times_of_trials(trials, sizes, devices)
+
+
+def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> dict[int, ArmTimes]:
+    rounds = {}
+    for size in sizes:
+        times = timing.times_of(Arm(optimizer, size))
+        if times is not None and times.seconds_per_step:
+            rounds[size] = times
+    return rounds
+
+
+def _times_of_rounds(
+    timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.DataFrame, devices: Sequence[str]
+) -> Times:
+    is_elsewhere = len(devices) > 0 and [*devices] != [timing.device]
+    seconds: dict[int, TimeEstimate] = {}
+    for size, times in rounds.items():
+        of_size = trials[trials["batch_size"] == size]
+        if of_size.empty:
+            continue
+        if is_elsewhere:
+            steps = float(of_size["steps_taken"].median())
+            seconds[size] = estimate_time([steps * one for one in times.seconds_per_step])
+        else:
+            seconds[size] = estimate_time(of_size["seconds_training"].to_list())
+
+    ratios = {}
+    for first, other in permutations(rounds, 2):
+        ratios[first, other] = ratio_of_rounds(
+            rounds[first].seconds_per_sequence, rounds[other].seconds_per_sequence, len(rounds)
+        )
+
+    reasons = []
+    if timing.rounds < timing.rounds_needed:
+        reasons.append(
+            f"Steps were timed in {timing.rounds} rounds, which give only the range of each ratio; "
+            f"{timing.rounds_needed} give an interval, by `sweep time`."
+        )
+    loaded = [size for size, times in rounds.items() if times.is_loaded]
+    if loaded:
+        reasons.append(
+            f"Other programs slowed the steps at batch size {join(loaded)} while they were timed. "
+            "Call `sweep time` while the machine is idle."
+        )
+    return Times(
+        sizes=tuple(rounds),
+        seconds=seconds,
+        ratios=ratios,
+        device=timing.device,
+        is_elsewhere=is_elsewhere,
+        reasons=tuple(reasons),
+    )
+
+
+def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int], devices: Sequence[str]) -> Times:
+    """Return times of trials that ran one after the other, if each batch size's are comparable."""
+    per_token: dict[int, list[float]] = {}
+    seconds: dict[int, TimeEstimate] = {}
+    reasons = []
+    for size in sizes:
+        of_size = trials[trials["batch_size"] == size]
+        is_one_setting = (
+            of_size["device"].nunique() <= 1 and of_size["microbatch_size"].nunique() <= 1
+        )
+        if of_size.empty or len(devices) > 1 or not is_one_setting:
+            continue
+        per_token[size] = of_size["seconds_per_token"].to_list()
+        seconds[size] = estimate_time(of_size["seconds_training"].to_list())
+
+    ratios = {}
+    for first, other in permutations(per_token, 2):
+        ratios[first, other] = ratio_of_trials(per_token[first], per_token[other], len(sizes))
+    fewest = min(map(len, per_token.values()), default=0)
+    if ratios and not all(ratio.is_interval for ratio in ratios.values()):
+        reasons.append(
+            f"The times are those of {fewest} trials of a batch size, which give only a range."
+        )
+    return Times(
+        sizes=tuple(sizes),
+        seconds=seconds,
+        ratios=ratios,
+        device=devices[0] if len(devices) == 1 else "",
+        is_elsewhere=False,
+        reasons=tuple(reasons),
+    )
