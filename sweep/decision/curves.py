@@ -62,7 +62,8 @@ class RateBounds:
     regret_low: Floats  # least and largest regret of the possible curves; 0 without a fit
     regret_high: Floats  # infinite without a fit
     misfits: NDArray[np.bool_]  # whether the residuals show more noise than the seeds do
-    is_clear: NDArray[np.bool_]  # whether the curve fits, and much better than a flat line
+    # whether the curve fits, much better than a flat line, and may be lowest at the rate used
+    is_clear: NDArray[np.bool_]
     has_corner: NDArray[np.bool_]  # whether the loss rises more steeply above the best rate
 
     def losses_at(self, log_rates: Floats) -> Floats:
@@ -216,7 +217,7 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
         regret_low=regret_low,
         regret_high=regret_high,
         misfits=curves.misfits,
-        is_clear=curves.is_clear,
+        is_clear=curves.is_clear & curves.may_be_optimum(used),
         has_corner=_has_corner(points, variance),
     )
 
@@ -282,6 +283,11 @@ class _PossibleCurves:
         _, last = _ends(self.lowest, self.fit.squares <= self.bound)
         return np.where(self.has_fit, last.max(-1), np.nan)
 
+    def may_be_optimum(self, log_rates: Floats) -> NDArray[np.bool_]:
+        """Return whether log rates lie between the optima of the possible curves, (..., k)."""
+        is_in = (self.optimum_low <= log_rates) & (log_rates <= self.optimum_high)
+        return np.asarray(is_in)
+
     def regrets(self, used: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the regret of log rates, and its least and largest possible value, (..., k).
 
@@ -293,10 +299,11 @@ class _PossibleCurves:
         of_curves = np.where(distance > 0, fit.above, fit.below) * np.square(distance)
         smallest, largest = fit.regrets_between(distance, self.bound)
         of_other_seeds = self.curvature * (1 + self.ratio) / 2 * np.square(self.shift)
+        most = largest.max((-2, -1)) + of_other_seeds
         return (
             self.at_best(of_curves),
             np.where(self.has_fit, smallest.min((-2, -1)), 0.0),
-            np.where(self.has_fit, largest.max((-2, -1)) + of_other_seeds, np.inf),
+            np.where(self.has_fit, most, np.inf),
         )
 
 

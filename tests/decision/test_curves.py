@@ -135,6 +135,7 @@ def test_a_curve_in_which_noise_prevails_is_not_clear():
     tried = bowl(REFINED, 1e-3, curvature=0.05)
     assert bounds_of(tried, variance=0.003**2).is_clear
     assert not bounds_of(tried, variance=0.03**2).is_clear
+    assert not bounds_of(tried, variance=0.003**2, used=3e-3).is_clear  # far from the lowest point
 
 
 @pytest.mark.parametrize("ratio", [1 / STEEPNESS, 1.0, STEEPNESS])
@@ -201,3 +202,17 @@ def test_many_batch_sizes_are_fitted_as_each_alone():
         alone = bound_rates(points, np.array(1e-4), used[index])
         for name, values in vars(together).items():
             assert values[index] == pytest.approx(getattr(alone, name)), name
+
+
+def test_all_rates_of_a_dense_grid_within_a_factor_of_two_are_fitted():
+    rates = [1e-3 * 1.1**place for place in range(-12, 13)]
+    tried = bowl(rates, 1.02e-3, curvature=0.2)
+    rng = np.random.default_rng(0)
+    for rate in rates:
+        tried[rate][1000] += 0.01 * rng.normal()
+    points = rate_points(tried)
+    best = points.log_rates[points.losses.argmin()]
+    assert len(points.log_rates) == 15
+    assert np.abs(points.log_rates - best).max() <= math.log(2)
+    bounds = bound_rates(points, np.array(0.01**2), np.array(best))
+    assert bounds.optimum_low < math.log(1.02e-3) < bounds.optimum_high
