@@ -1,0 +1,133 @@
+"""What is known about times, from rounds and from trials, and which batch size is the soonest."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sweep.analysis.sides import find_dominated, find_fewest_steps, find_soonest
+from sweep.analysis.times import known_times
+from sweep.config.arms import Arm
+from sweep.config.objective import LOSS, TOKENS_TO_TARGET
+from sweep.decision.decision import decide
+from tests.fakes.times import timing_of
+
+HERE = "cpu: one"
+SIZES = (2, 4, 8)
+
+
+def finals(seconds, seeds=5, device=HERE, sizes=SIZES):
+    """Final trials of 1,600 tokens; sequences have 8 tokens."""
+    rows = []
+    for size, of_size in zip(sizes, seconds, strict=True):
+        for seed in range(seeds):
+            took = of_size * (1 + 0.01 * seed)
+            row = {"batch_size": size, "seed": seed, "value": 1.0, "device": device}
+            row |= {"microbatch_size": size, "seconds_training": took}
+            row |= {"seconds_per_token": took / 1600, "steps_taken": 1600 / 8 / size}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def timing(seconds_per_sequence, rounds=8, sizes=SIZES, **changes):
+    """Rounds of which each is slower than the one before by 10 %, at every batch size."""
+    times = {}
+    for size, seconds in zip(sizes, seconds_per_sequence, strict=True):
+        times[Arm(None, size)] = [size * seconds * 1.1**number for number in range(rounds)]
+    return timing_of(times, **{"device": HERE, "rounds_needed": 8, **changes})
+
+
+def decision_of(means, seeds=12, noise=0.001):
+    noise = noise * np.random.default_rng(0).normal(size=(len(means), seeds))
+    return decide(np.array(means)[:, None] + noise, None, np.zeros(len(means)))
+
+
+def test_ratios_come_from_rounds_in_which_load_cancels():
+    times = known_times(finals((10.0, 10.0, 10.0)), SIZES, None, timing((4.0, 2.0, 1.0)))
+    assert times.ratios[2, 8].median == pytest.approx(4.0) and times.has_intervals
+    assert times.ratios[2, 8].low == pytest.approx(times.ratios[2, 8].high)
+    assert times.seconds[2].median == pytest.approx(10.2)  # of trials on the same device
+    assert not times.reasons and not times.is_elsewhere
+
+
+def test_times_of_another_device_are_those_of_its_steps():
+    times = known_times(
+        finals((10.0, 10.0, 10.0)), SIZES, None, timing((4.0, 2.0, 1.0), device="gpu")
+    )
+    assert times.is_elsewhere and times.device == "gpu"
+    median = 4.0 * (1.1**3 + 1.1**4) / 2
+    assert times.seconds[2].median == pytest.approx(1600 / 8 * median)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"rounds": 3}, "3 rounds"), ({"cpu_share": 0.5}, "batch size 2, 4 and 8")],
+)
+def test_few_rounds_and_load_weaken_what_is_said_of_times(changes, word):
+    times = known_times(finals((10.0,) * 3), SIZES, None, timing((4.0, 2.0, 1.0), **changes))
+    (reason,) = times.reasons
+    assert word in reason and "`sweep time`" in reason
+    assert times.has_intervals is ("rounds" not in changes)
+
+
+def test_rounds_that_lack_a_batch_size_do_not_count():
+    of_two = timing((4.0, 2.0), sizes=SIZES[:2])
+    times = known_times(finals((10.0, 20.0, 30.0)), SIZES, None, of_two)
+    assert times.ratios[8, 2].median == pytest.approx(3.0)
+
+
+def test_without_rounds_a_ratio_has_the_bounds_of_two_medians():
+    few = known_times(finals((10.0, 20.0, 30.0)), SIZES, None, None)
+    assert few.ratios[4, 2].low == pytest.approx(20.0 / 10.4) and few.reasons
+    assert not few.has_intervals
+    many = known_times(finals((10.0, 20.0, 30.0), seeds=12), SIZES, None, None)
+    assert many.has_intervals and not many.reasons
+
+
+@pytest.mark.parametrize("column", ["device", "microbatch_size"])
+def test_trials_that_ran_differently_have_no_time(column):
+    trials = finals((10.0, 20.0, 30.0))
+    trials.loc[trials.index[0], column] = "cpu: another" if column == "device" else 1
+    times = known_times(trials, SIZES, None, None)
+    assert times.unknown == ([*SIZES] if column == "device" else [2])
+    assert np.isnan(times.log_ratios[0][0, 1])
+
+
+def test_the_soonest_has_the_least_product_of_tokens_and_time_per_token():
+    decision = decision_of([12.0, 12.5, 13.5])  # logarithms of tokens
+    times = known_times(finals((40.0, 10.0, 8.0)), SIZES, None, timing((4.0, 1.0, 0.8)))
+    side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
+    assert (side.batch_size, side.candidates) == (4, [4])
+    assert f"2 takes {4 * math.exp(-0.5):.2g} times as long" in side.basis
+    assert list(find_dominated(decision, times, TOKENS_TO_TARGET)) == [False, False, True]
+
+
+def test_batch_sizes_that_may_be_as_soon_are_named():
+    decision = decision_of([12.0, 12.5, 13.5], noise=0.05)
+    close = timing((1.0, math.exp(-0.5), 1.0))
+    times = known_times(finals((10.0, 6.0, 10.0)), SIZES, None, close)
+    side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
+    assert side.candidates == [2, 4] and "may be as soon" in side.basis
+
+
+def test_without_a_target_or_without_times_the_soonest_is_not_known():
+    decision = decision_of([12.0, 12.5, 13.5])
+    times = known_times(finals((40.0, 10.0, 8.0)), SIZES, None, timing((4.0, 1.0, 0.8)))
+    assert find_soonest(decision, times, LOSS, None, fewest_tokens=2).batch_size is None
+    unknown = known_times(finals((np.nan, 10.0, 8.0)), SIZES, None, None)
+    side = find_soonest(decision, unknown, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
+    assert side.batch_size is None and "batch size 2" in side.reason
+
+
+def test_at_equal_tokens_a_worse_and_slower_batch_size_is_dominated():
+    decision = decision_of([1.0, 1.1, 1.2])
+    times = known_times(finals((10.0, 20.0, 5.0)), SIZES, None, timing((1.0, 2.0, 0.5)))
+    assert list(find_dominated(decision, times, LOSS)) == [False, True, False]
+    ranges = known_times(finals((10.0, 20.0, 5.0)), SIZES, None, None)
+    assert not find_dominated(decision, ranges, LOSS).any()
+
+
+def test_no_batch_size_has_the_fewest_steps_if_none_is_known_to_be_within():
+    side = find_fewest_steps([], finals((10.0,) * 3), LOSS)
+    assert side.batch_size is None and "within 0.01" in side.reason
