@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from sweep.analysis.checks.trials import LEAST_CLIP_RATE, MOST_CLIP_RATES
 from sweep.analysis.tables import Estimate
 from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
 MISSING = "–"  # a value that is not known
+NOTABLE_CLIP_RATE = 0.1  # smaller shares of clipped steps are left to the checks
 
 
 def join(items: Iterable[Any], word: str = "and") -> str:
@@ -117,6 +119,23 @@ class AnswerData:
             return f"{text}, and with the fewest tokens."
         fewest = join(self.fewest_tokens.candidates, "or")
         return f"{text}. With the fewest tokens: {fewest}."
+
+    @property
+    def clipping(self) -> str:
+        """A sentence about shares of clipped steps that differ by an order of magnitude, or ""."""
+        rows = [row for row in self.batch_sizes if row.clipped_step_fraction is not None]
+        if not rows:
+            return ""
+        shares = {row.batch_size: row.clipped_step_fraction or 0.0 for row in rows}
+        most = max(shares, key=shares.__getitem__)
+        least = min(shares, key=shares.__getitem__)
+        is_alike = shares[most] <= MOST_CLIP_RATES * max(shares[least], LEAST_CLIP_RATE)
+        if is_alike or shares[most] < NOTABLE_CLIP_RATE:
+            return ""
+        return (
+            f"The clip shortens {100 * shares[most]:.3g} % of the steps at batch size {most} and "
+            f"{100 * shares[least]:.3g} % at {least}, as if these had different optimizers."
+        )
 
     @property
     def sides(self) -> dict[str, Side]:

@@ -114,7 +114,8 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
 
     size = answer.fewest_tokens.batch_size
     reached = None if size is None else answer[size].mean
-    if reached is None or answer.metric != LOSS.name:
+    has_target = not sweep.plan.settings.workload.is_program
+    if reached is None or answer.metric != LOSS.name or not has_target:
         return None
     changes = {
         "target": round(math.ceil(reached / TARGET_STEP) * TARGET_STEP, 1),

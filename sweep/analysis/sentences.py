@@ -70,7 +70,7 @@ def _describe_gap(gap: OptimizerGap, objective: Objective) -> str:
 def _describe_sizes(answer: AnswerData) -> list[str]:
     rows = answer.batch_sizes
     is_tuned = any(row.regret_interval for row in rows)
-    lines = [answer.headline]
+    lines = [f"{answer.headline} {answer.clipping}".rstrip()]
     if not is_tuned:
         lines.insert(0, _describe_losses(answer))
     if all(row.gap_to_best == (None, None) for row in rows):

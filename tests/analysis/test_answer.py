@@ -321,7 +321,7 @@ def test_times_of_few_trials_make_the_soonest_provisional():
 
 def test_at_equal_tokens_it_is_not_known_which_is_the_soonest():
     answer = sweep.answer(table(CLOSE))
-    assert answer.soonest.batch_size is None and "equal tokens" in answer.soonest.reason
+    assert answer.soonest.batch_size is None and "to one loss" in answer.soonest.reason
     assert answer.pursues == "tokens" and not answer.provisional
 
     asked = sweep.answer(table(CLOSE), pursues="time")

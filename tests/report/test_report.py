@@ -69,7 +69,7 @@ def test_one_seed_and_one_rate_are_reported_as_seen_and_with_what_is_missing(pla
     start = section(plain_text, "")
     assert start.splitlines()[2].startswith("**The final validation loss was 1.6")
     assert "Provisionally, use batch size 8: " in start
-    assert "this one has the best mean" in start and "at batch size 4" in start
+    assert "this one has the best estimate" in start and "at batch size 4" in start
     assert "its error is not known" in start
     assert "    --lr tuned \\\n    --seeds auto\n" in start and "at least" in start
     document = read_json_document(plain)

@@ -100,6 +100,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.option(
     "--for",
     "pursues",
+    envvar="SWEEP_ANSWER_FOR",
     type=click.Choice(["auto", "tokens", "time", "steps"]),
     default="auto",
     help="What counts; by default time if the trials train to a target, else tokens.",
