@@ -151,7 +151,9 @@ def run_plan(
                     if schedule.is_ending:
                         break
                 if not (schedule.is_ending or executor.is_elsewhere):
-                    time_ended_sweep(schedule.plan, folder, schedule.is_asked_to_stop)
+                    time_ended_sweep(
+                        schedule.plan, folder, schedule.is_asked_to_stop, mirror.paused
+                    )
             on_finished()
         except BaseException:
             executor.stop()

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -183,16 +184,26 @@ def lacks_times(plan: Plan, folder: SweepFolder, statuses: Mapping[str, TrialSta
     if timing is not None and timing.covers(sizes):
         return False
     due = find_due_timing(plan, folder)
-    return due is not None and (due.is_here or not due.is_affordable)
+    return due is not None and (not due.is_affordable or due.is_here)
 
 
-def time_ended_sweep(plan: Plan, folder: SweepFolder, is_stopping: Callable[[], bool]) -> None:
+def time_ended_sweep(
+    plan: Plan,
+    folder: SweepFolder,
+    is_stopping: Callable[[], bool],
+    silence: Callable[[], AbstractContextManager[None]],
+) -> None:
     """Time the steps of a sweep whose trials have ended, for a tenth of their training time.
 
-    A failure is a warning. Whatever was measured, timing.json says it, so that this is not repeated
-    for the same batch sizes.
+    A failure is a warning. In any case timing.json records it, so that the same batch sizes are not
+    measured again.
+
+    Args:
+        plan: with all trials of the folder.
+        folder: of the sweep.
+        is_stopping: whether the user asked to stop; then nothing is written.
+        silence: encloses the measurement, to keep other work of this process from disturbing it.
     """
-    started = time.monotonic()
     due = find_due_timing(plan, folder, repeats_short=True)
     if due is None:
         return
@@ -204,9 +215,10 @@ def time_ended_sweep(plan: Plan, folder: SweepFolder, is_stopping: Callable[[], 
 
     LOG.info("Timing steps, for at most %.0f s", math.ceil(due.seconds))
     configs = configs_to_time(plan, folder, due.microbatch_sizes)
-    deadline = started + due.seconds
     try:
-        timing = _time_in_process(plan, configs, SECONDS_PER_ARM, deadline, is_stopping)
+        with silence():
+            deadline = time.monotonic() + due.seconds
+            timing = _time_in_process(plan, configs, SECONDS_PER_ARM, deadline, is_stopping)
     except SweepError as error:
         again = f"`sweep time {folder.path}` tries again"
         LOG.warning("The steps could not be timed: %s. %s.", str(error).rstrip("."), again)

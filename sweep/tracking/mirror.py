@@ -16,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
+PASS_SECONDS = 10.0  # the longest wait for the end of a pass
 MLFLOW_RUNNING = "RUNNING"  # its word for a run, not our state of a trial
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 COLOR = "mlflow.runColor"
@@ -79,6 +81,7 @@ class Mirror(threading.Thread):
 
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
+        self._passing = threading.Lock()  # held during each pass, except the last
         self._save_record("")
 
     def close(self, seconds: float) -> str:
@@ -114,9 +117,20 @@ class Mirror(threading.Thread):
             self._try_pass(is_last=True)
         return self.close(0)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Start no pass meanwhile, because it would take processors from what is being timed."""
+        is_held = self._passing.acquire(timeout=PASS_SECONDS)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._passing.release()
+
     def run(self) -> None:
         while not self._closing.is_set():
-            self._try_pass(is_last=False)
+            with self._passing:
+                self._try_pass(is_last=False)
             self._closing.wait(PAUSE_SECONDS)
 
         self._try_pass(is_last=True)

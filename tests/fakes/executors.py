@@ -14,6 +14,8 @@ from sweep.trial.folder import TrialFolder
 class InlineExecutor(Executor):
     """Runs each attempt in this process when it is submitted."""
 
+    is_elsewhere = False
+
     def __init__(self) -> None:
         self.slots = [{}]
         self._answer: str | None = None

@@ -265,6 +265,18 @@ def test_the_thread_mirrors_a_growing_plan_and_at_the_end_the_report(sweep):
     assert parent.info.status == "KILLED"  # two trials still wait
 
 
+def test_a_paused_mirror_makes_no_pass_until_the_pause_ends(sweep):
+    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror.start()
+    until(lambda: "parent" in sweep.runs())
+    with mirror.paused():
+        sweep.train(0, 3)
+        mirror.join(1.0)  # ten times as long as between two passes
+        assert sweep.ids[0] not in sweep.runs()
+    until(lambda: sweep.ids[0] in sweep.runs())
+    assert mirror.close(60) == ""
+
+
 def test_report_leaves_the_runs_of_a_running_command_alone(sweep):
     report = ["report", str(sweep.folder.path), "--tracking-uri"]
     report.append(default_tracking_uri(sweep.folder))
