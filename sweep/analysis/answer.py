@@ -159,6 +159,7 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
         soonest=soonest,
         fewest_steps=fewest_steps,
         times_device=times.device,
+        times_are_elsewhere=times.is_elsewhere,
         settle=None,
         settle_seconds=None,
         settle_reason=None,

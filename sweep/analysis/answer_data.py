@@ -97,6 +97,7 @@ class AnswerData:
     soonest: Side
     fewest_steps: Side
     times_device: str  # where the times were measured; "" if that is not known
+    times_are_elsewhere: bool  # whether the trials ran on another device
     settle: str | None  # the command that would settle the open question
     settle_seconds: float | None  # its least time
     settle_reason: str | None  # why no command would, or what to know about it, sentences

@@ -98,6 +98,11 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     for row in rows:
         if row.mean is None:
             lines.append(_describe_uncompared(row, answer.compared))
+    if answer.times_are_elsewhere:
+        lines.append(
+            f"The times are those of steps on {answer.times_device}; the trials ran on another "
+            "device."
+        )
     return lines
 
 

@@ -15,8 +15,8 @@ from sweep.decision.curves import Floats
 from sweep.decision.decision import OUTSIDE, WITHIN, Decision, Flags
 
 NEEDS_A_TARGET = (
-    "It is not known which batch size is the soonest: that needs trainings to one loss, and these end "
-    "at different ones."
+    "It is not known which batch size is the soonest: that needs trainings to one loss, and these "
+    "end at different ones."
 )
 
 

@@ -27,6 +27,7 @@ from sweep.report.vega import BOTTOM, COUNT, DASHES, SHAPES, SIZE, TOP, Spec
 from sweep.trial.status import State
 
 RED = "#d0342c"
+LONG_SECONDS = 120  # from which on times are in minutes
 GREEN = "#1a9468"
 VERDICTS = {WITHIN: "diamond", UNDECIDED: "square", OUTSIDE: "circle"}
 SQUEEZED = 3  # a policy whose means span less than this part of all has a panel of its own
@@ -85,16 +86,45 @@ def plot_answer(sweep: Sweep) -> Chart | None:
         answers += answer.optimizers.answers
     panels = [_plot_gaps(sweep, one, is_named=len(answers) > 1) for one in answers]
 
-    trials = _final_trials(sweep.trials)
-    is_timed = trials["seconds_training"] > 0
-    timed = trials[(trials[POLICY] == answer.policy) & is_timed]
-    if len(timed):
-        name = "seconds of training"
-        if timed["seconds_training"].max() >= 120:
-            name = "minutes of training"
-            timed = timed.assign(seconds_training=timed["seconds_training"] / 60)
-        panels.append(_plot_sizes(sweep, timed, "seconds_training", name))
+    if any(row.seconds is not None for row in answer.batch_sizes):
+        panels.append(_plot_times(sweep, answer))
     return Chart(answer.headline, panels)
+
+
+def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
+    """Plot the median times of a training, with their intervals, or thinly with their ranges."""
+    rows = pd.DataFrame(
+        {
+            SIZE: row.batch_size,
+            "median": row.seconds,
+            "low": (row.seconds_interval or row.seconds_range or (None, None))[0],
+            "high": (row.seconds_interval or row.seconds_range or (None, None))[1],
+            "bounds": "95 % interval" if row.seconds_interval else "range",
+        }
+        for row in answer.batch_sizes
+        if row.seconds is not None
+    )
+    numbers = ["median", "low", "high"]
+    rows[numbers] = rows[numbers].astype(float)
+    unit = "seconds"
+    if rows["median"].max() >= LONG_SECONDS:
+        unit = "minutes"
+        rows[numbers] /= 60
+    end = "of training" if sweep.plan.settings.target is None else "to the target"
+
+    x = vega.batch_axis(sweep.batch_sizes)
+    y = vega.channel("median", [0.0, *rows[numbers].to_numpy().ravel()], f"{unit} {end}")
+    color = vega.size_color(sweep.batch_sizes)
+    is_interval = rows["bounds"] != "range"
+    low = y | {"field": "low"}
+    high = {"field": "high"}
+    layers = [
+        vega.layer("line", rows, x, y),
+        vega.layer("rule", rows[is_interval], x, low, y2=high, color=color, strokeWidth=2.5),
+        vega.layer("rule", rows[~is_interval], x, low, y2=high, color=color, strokeWidth=1),
+        vega.layer("point", rows, x, y, color=color, size=70),
+    ]
+    return vega.panel(layers, sweep.batch_sizes)
 
 
 def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
