@@ -45,6 +45,13 @@ class BatchSizeAnswer:
     dominated: bool  # whether another batch size is known to be better and sooner
     clipped_step_fraction: float | None  # share of the steps whose gradient was clipped
 
+    @property
+    def seconds_bounds(self) -> tuple[float, float] | None:
+        """The interval of the time, or its range if there are too few times."""
+        if self.seconds_interval is None:
+            return self.seconds_range
+        return self.seconds_interval
+
 
 @dataclass(frozen=True)
 class Pair:

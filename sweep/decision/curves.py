@@ -56,7 +56,7 @@ class RateBounds:
     level: Floats  # its loss
     curvature: Floats  # loss per squared log rate below the optimum
     ratio: Floats  # curvature above the optimum over that below
-    optimum_low: Floats  # least and largest optimum of the possible curves
+    optimum_low: Floats  # least and largest optimum of the possible curves, also with other seeds
     optimum_high: Floats
     regret: Floats  # loss that the rate used gives up, of the curve that fits best
     regret_low: Floats  # least and largest regret of the possible curves; 0 without a fit
@@ -211,8 +211,8 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
         level=curves.at_best(curves.fit.level),
         curvature=curves.curvature,
         ratio=curves.ratio,
-        optimum_low=curves.optimum_low,
-        optimum_high=curves.optimum_high,
+        optimum_low=curves.optimum_low - curves.shift,
+        optimum_high=curves.optimum_high + curves.shift,
         regret=regret,
         regret_low=regret_low,
         regret_high=regret_high,

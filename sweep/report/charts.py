@@ -93,29 +93,22 @@ def plot_answer(sweep: Sweep) -> Chart | None:
 
 def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
     """Plot the median times of a training, with their intervals, or thinly with their ranges."""
-    rows = pd.DataFrame(
-        {
-            SIZE: row.batch_size,
-            "median": row.seconds,
-            "low": (row.seconds_interval or row.seconds_range or (None, None))[0],
-            "high": (row.seconds_interval or row.seconds_range or (None, None))[1],
-            "bounds": "95 % interval" if row.seconds_interval else "range",
-        }
-        for row in answer.batch_sizes
-        if row.seconds is not None
-    )
-    numbers = ["median", "low", "high"]
-    rows[numbers] = rows[numbers].astype(float)
+    measured = [row for row in answer.batch_sizes if row.seconds is not None]
+    times = pd.DataFrame({"median": [row.seconds for row in measured]}, dtype=float)
+    times[["low", "high"]] = [row.seconds_bounds or (math.nan, math.nan) for row in measured]
     unit = "seconds"
-    if rows["median"].max() >= LONG_SECONDS:
+    if times["median"].max() >= LONG_SECONDS:
         unit = "minutes"
-        rows[numbers] /= 60
+        times /= 60
     end = "of training" if sweep.plan.settings.target is None else "to the target"
+    name = f"{unit} {end}"
+    rows = times.rename(columns={"median": name})
+    rows[SIZE] = [row.batch_size for row in measured]
+    is_interval = np.array([row.seconds_interval is not None for row in measured])
 
     x = vega.batch_axis(sweep.batch_sizes)
-    y = vega.channel("median", [0.0, *rows[numbers].to_numpy().ravel()], f"{unit} {end}")
+    y = vega.channel(name, [0.0, *times.to_numpy().ravel()], name)
     color = vega.size_color(sweep.batch_sizes)
-    is_interval = rows["bounds"] != "range"
     low = y | {"field": "low"}
     high = {"field": "high"}
     layers = [

@@ -297,11 +297,11 @@ def _write_time(row: BatchSizeAnswer) -> str:
     if row.seconds is None:
         return MISSING
     text = format_seconds(row.seconds)
-    for bounds, note in ((row.seconds_interval, ""), (row.seconds_range, "range ")):
-        if bounds is not None:
-            low, high = map(format_seconds, bounds)
-            text += f" ({note}{low} to {high})"
-    return text
+    if row.seconds_bounds is None:
+        return text
+    low, high = map(format_seconds, row.seconds_bounds)
+    note = "range " if row.seconds_interval is None else ""
+    return f"{text} ({note}{low} to {high})"
 
 
 MARKDOWN = Environment(

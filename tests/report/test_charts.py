@@ -184,8 +184,10 @@ def test_the_answer_shows_every_interval_and_the_tolerance(tuned):
     for row in answer.batch_sizes:
         ends = [tips[row.batch_size].get(name) for name in ("at least", "at most")]
         assert ends == [end and pytest.approx(end, rel=1e-5) for end in row.gap_to_best]
-    times = values(chart, "point", "seconds of training", panel=1, opacity=0.5)
-    assert len(times) == sum(row.seeds for row in answer.batch_sizes)
+    times = values(chart, "point", "seconds of training", panel=1, size=70)
+    assert times == pytest.approx([row.seconds for row in answer.batch_sizes], rel=1e-5)
+    ranges = values(chart, "rule", "high", panel=1, strokeWidth=1)  # three seeds give no interval
+    assert ranges == pytest.approx([row.seconds_range[1] for row in answer.batch_sizes], rel=1e-5)
 
 
 def test_one_batch_size_is_compared_with_nothing(tmp_path):
