@@ -155,7 +155,7 @@ def test_other_seeds_may_have_another_best_rate():
     of_one = bounds_of(tried)
     assert of_one.regret_high == pytest.approx(curvature * SHIFT**2, rel=0.02)
 
-    for rate, loss in tried.items():
+    for loss in tried.values():
         loss[1001] = loss[1000]
     assert bounds_of(tried).regret_high == pytest.approx(curvature * SHIFT**2 / 2, rel=0.02)
 

@@ -179,7 +179,9 @@ def test_errors_of_seeds_and_of_clear_rates_are_combined_by_their_squares():
     error = math.hypot(made.half_width[1, 0], above[1], below[0])
     assert made.gap_low[1] == pytest.approx(estimate - error)
 
-    unclear = RatePoints(**{**vars(points), "losses": points.losses + [0, 0.3, 0, 0.3, 0]})
+    unclear = RatePoints(
+        **{**vars(points), "losses": points.losses + np.array([0, 0.3, 0, 0.3, 0])}
+    )
     made = decide(losses, unclear, RATES[:2])
     assert made.rates is not None and not made.rates.is_clear.any()
     below = made.rates.regret - made.rates.regret_low
