@@ -169,7 +169,8 @@ def test_the_folder_comes_back_as_it_was(sweep, tmp_path):
     sweep.train(0, 30)
     sweep.set_state(1, State.RUNNING)
     sweep.write_lines(1, 5)
-    write_timing(sweep.folder, timing_of({Arm(None, 4): [0.1]}))
+    uid = sweep.plan.sweep_uid
+    write_timing(sweep.folder, timing_of({Arm(None, 4): [0.1]}, sweep_uid=uid))
     sweep.sync()
     uri = default_tracking_uri(sweep.folder)
     sweep.folder.path.rename(tmp_path / "elsewhere")
