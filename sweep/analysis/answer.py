@@ -13,6 +13,7 @@ import pandas as pd
 
 from sweep.analysis.answer_data import (
     MISSING,
+    SIDES,
     AnswerData,
     BatchSizeAnswer,
     OptimizerGap,
@@ -44,7 +45,6 @@ from sweep.decision.decision import (
     decide,
 )
 
-SIDES = ("tokens", "time", "steps")
 AUTO = "auto"  # time where it is known which batch size is the soonest, else tokens
 
 
@@ -90,7 +90,7 @@ def decide_trials(
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What the batch sizes of one policy and optimizer are compared by."""
+    """Trials of one policy and optimizer, and the decision about their batch sizes."""
 
     policy: str
     finals: pd.DataFrame  # as in `decide_trials` and `known_times`
@@ -131,7 +131,7 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
 
     reasons = list(comparison.reasons)
     if pursues == AUTO:
-        pursues = "time" if sides["time"].batch_size is not None else "tokens"
+        pursues = "tokens" if soonest.batch_size is None else "time"
     elif sides[pursues].batch_size is None:
         reasons.append(f"--for {pursues}: {sides[pursues].reason}")
         pursues = "tokens"
@@ -197,7 +197,12 @@ def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> 
     microbatch = trials["microbatch_size"].min()
     clipped = float(complete["clipped_step_fraction"].mean())
     time = comparison.times.seconds.get(size)
-    has_spread = time is not None and time.count > 1
+    interval = None
+    spread = None
+    if time is not None and time.is_interval:
+        interval = (time.low, time.high)
+    elif time is not None and time.count > 1:
+        spread = (time.low, time.high)
     return BatchSizeAnswer(
         batch_size=size,
         mean=objective.value(mean) if math.isfinite(mean) else None,
@@ -213,10 +218,8 @@ def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> 
         regret_interval=regret_interval,
         microbatch_size=None if math.isnan(microbatch) else int(microbatch),
         seconds=None if time is None else time.median,
-        seconds_interval=(time.low, time.high) if time and time.is_interval else None,
-        seconds_range=(time.low, time.high)
-        if time and has_spread and not time.is_interval
-        else None,
+        seconds_interval=interval,
+        seconds_range=spread,
         dominated=is_dominated,
         clipped_step_fraction=None if math.isnan(clipped) else clipped,
     )

@@ -69,6 +69,9 @@ class Pair:
         return "different" if is_different else UNDECIDED
 
 
+SIDES = ("tokens", "time", "steps")  # what may count, in the order of the report
+
+
 @dataclass(frozen=True)
 class Side:
     """A batch size for one of the things that may count: tokens, time or steps."""
@@ -78,7 +81,7 @@ class Side:
     basis: str  # why this one, a clause; "" if it is not known
     value: float | None  # its tokens, seconds or steps
     interval: tuple[float, float] | None
-    reason: str | None = None  # why it is not known, sentences
+    reason: str | None = None  # why it is not known, or only provisionally, sentences
     settle: str | None = None  # the command that would tell
 
 
@@ -104,7 +107,7 @@ class AnswerData:
     soonest: Side
     fewest_steps: Side
     times_device: str  # where the times were measured; "" if that is not known
-    times_are_elsewhere: bool  # whether the trials ran on another device
+    times_are_elsewhere: bool  # whether the trials ran on another device or with other settings
     settle: str | None  # the command that would settle the open question
     settle_seconds: float | None  # its least time
     settle_reason: str | None  # why no command would, or what to know about it, sentences
@@ -131,10 +134,13 @@ class AnswerData:
     @property
     def clipping(self) -> str:
         """A sentence about shares of clipped steps that differ by an order of magnitude, or ""."""
-        rows = [row for row in self.batch_sizes if row.clipped_step_fraction is not None]
-        if not rows:
+        shares = {
+            row.batch_size: row.clipped_step_fraction
+            for row in self.batch_sizes
+            if row.clipped_step_fraction is not None
+        }
+        if not shares:
             return ""
-        shares = {row.batch_size: row.clipped_step_fraction or 0.0 for row in rows}
         most = max(shares, key=shares.__getitem__)
         least = min(shares, key=shares.__getitem__)
         is_alike = shares[most] <= MOST_CLIP_RATES * max(shares[least], LEAST_CLIP_RATE)
@@ -148,7 +154,7 @@ class AnswerData:
     @property
     def sides(self) -> dict[str, Side]:
         """The sides by what counts, in the order of the report."""
-        return {"tokens": self.fewest_tokens, "time": self.soonest, "steps": self.fewest_steps}
+        return dict(zip(SIDES, (self.fewest_tokens, self.soonest, self.fewest_steps), strict=True))
 
     @property
     def with_optimizer(self) -> str:

@@ -18,7 +18,12 @@ from sweep.analysis.answer import (
 )
 from sweep.analysis.answer_data import join
 from sweep.analysis.checks import Check
-from sweep.analysis.checks.table import TrialTable, prepare, rows_of_trials
+from sweep.analysis.checks.table import (
+    TrialTable,
+    prepare,
+    read_execution,
+    rows_of_trials,
+)
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
 from sweep.analysis.times import known_times
 from sweep.analysis.tuned_rates import TunedRate
@@ -30,7 +35,8 @@ from sweep.decision.decision import ALPHA, Decision
 from sweep.decision.proposal import answering_command
 from sweep.decision.times import RATIO_ERROR
 from sweep.plan.plan import Plan
-from sweep.trial.timing import Timing
+from sweep.trial.files import canonical_json
+from sweep.trial.timing import Timing, timed_settings
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -109,7 +115,7 @@ def judge_trials(
         trials: as in trials.csv.
         objective: what is compared.
         steps: those of `steps_to_target`; None without a target, or without curves.
-        plan: of the sweep; None for a table.
+        plan: the sweep's; None for a table.
         timing: measured steps.
         pursues: what counts: tokens, time, steps or auto.
     """
@@ -168,9 +174,10 @@ def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
     finals = rows[rows["stage"] == "final"].dropna(subset=["value"]).copy()
     trained = finals["token_budget"].astype(float)
     finals["tokens_taken"] = trained
-    finals["seconds_per_token"] = finals["seconds_training"]
-    if trained.notna().all():  # otherwise a table whose trials are compared at equal tokens
-        finals["seconds_per_token"] /= trained
+    finals["timed_settings"] = finals["execution"].map(_timed_settings_of)
+    finals["seconds_per_token"] = finals["seconds_training"] / trained
+    if trained.isna().any() and not objective.is_ratio:  # a table, whose trials have equal tokens
+        finals["seconds_per_token"] = finals["seconds_training"]
     finals["steps_taken"] = finals["steps"].astype(float)
     if objective.is_ratio:
         tokens_to_target = finals["value"].map(objective.value)
@@ -179,6 +186,12 @@ def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
         for name in ("tokens_taken", "steps_taken", "seconds_training"):
             finals[name] *= share
     return finals
+
+
+def _timed_settings_of(execution: str | None) -> str | None:
+    """Return the settings on which the time of a step depends, as text; None if not known."""
+    settings = read_execution(execution)
+    return canonical_json(timed_settings(settings)) if settings else None
 
 
 def _rates_of_finals(

@@ -110,7 +110,7 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     """
     search = _Search(sweep)
     if sweep.plan.settings.target is not None:
-        return f"sweep time {search.folder_to_name()}"
+        return None if sweep.plan.why_untimed else f"sweep time {search.folder_to_name()}"
 
     size = answer.fewest_tokens.batch_size
     reached = None if size is None else answer[size].mean

@@ -38,7 +38,7 @@ class Sweep(tables.SweepTables):
         if answer is None:
             return result
         soonest = answer.soonest
-        if soonest.batch_size is None:
+        if soonest.reason is not None:
             soonest = replace(soonest, settle=command_for_soonest(self, answer))
         fewest_steps = answer.fewest_steps
         if fewest_steps.batch_size is None:

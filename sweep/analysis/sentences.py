@@ -89,6 +89,8 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
         where = f"at batch size {join(row.batch_size for row in open_rows)}"
         close = answer.compared.write(answer.tolerance)
         text = f"It is undecided {where} whether the gap to the best is within {close}."
+        if answer.compared.is_ratio:
+            text = f"It is undecided {where} whether the tokens exceed the fewest by over {close}."
         may_matter = [row for row in compared if row in open_rows or row.regret_interval is None]
         unclear = [row.batch_size for row in may_matter if _is_unclear(row, answer)]
         if unclear:
@@ -101,7 +103,7 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     if answer.times_are_elsewhere:
         lines.append(
             f"The times are those of steps on {answer.times_device}; the trials ran on another "
-            "device."
+            "device or with other settings."
         )
     return lines
 
@@ -118,11 +120,12 @@ def _describe_uncompared(row: BatchSizeAnswer, objective: Objective) -> str:
 
 def _describe_best(answer: AnswerData) -> list[str]:
     """Say what may be best beyond the headline, and whether it is at an edge of those tried."""
-    best = answer.candidates
+    best = answer.sides[answer.pursues].candidates
     texts = []
-    if best != [answer.recommended]:
+    is_about_tokens = answer.pursues == "tokens"  # else the headline names all candidates
+    if is_about_tokens and best != [answer.recommended]:
         texts.append(f"The best may be batch size {join(best, 'or')}.")
-    elif answer.fewest_tokens.basis not in (BEST, BEST_OF_COMPARED):
+    elif is_about_tokens and answer.basis not in (BEST, BEST_OF_COMPARED):
         texts.append("It is the best of those tried.")
 
     smallest = answer.batch_sizes[0].batch_size
@@ -146,6 +149,8 @@ def _describe_worse(rows: Sequence[BatchSizeAnswer], objective: Objective, is_tu
         gap = objective.write(0.0 if low is None else low, np.floor)
         if parts:
             parts.append(f"{row.batch_size} by {gap}")
+        elif objective.is_ratio:
+            parts.append(f"{text} {row.batch_size} exceeds the fewest tokens by at least {gap}")
         else:
             parts.append(f"{text} {row.batch_size} is worse than the best by at least {gap}")
     return f"{', '.join(parts)}."

@@ -59,7 +59,7 @@ def relative_log_times(decision: Decision, times: Times, objective: Objective) -
 
 def find_dominated(decision: Decision, times: Times, objective: Objective) -> Flags:
     """Return which batch sizes are known to be worse and slower than some other one, (k,)."""
-    if not times.has_intervals:
+    if times.reasons or not times.has_intervals:
         return np.zeros(len(times.sizes), bool)
     if objective.is_ratio:
         time_low = times_to_target(decision, times).low
@@ -109,6 +109,7 @@ def find_soonest(
         basis=f"soonest to a loss of {target:g} ({'; '.join(details)})",
         value=time.median,
         interval=(time.low, time.high) if time.is_interval else None,
+        reason=" ".join(times.reasons) if times.reasons else None,
     )
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis import tables
-from sweep.analysis.answer import AUTO, SIDES, Answer
-from sweep.analysis.answer_data import join
+from sweep.analysis.answer import AUTO, Answer
+from sweep.analysis.answer_data import SIDES, join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.checks.table import read_execution

@@ -1,7 +1,7 @@
-"""What is known about the times of batch sizes: seconds of a training, and ratios of them.
+"""Times of batch sizes: seconds of a training, and their ratios.
 
 Ratios come from timing.json, whose rounds time all batch sizes side by side, or else from the
-trials. Seconds come from trials on the same device, or else from timing.json.
+trials. Seconds come from trials that ran as the steps were timed, or else from timing.json.
 """
 
 import math
@@ -16,7 +16,8 @@ from sweep.analysis.answer_data import join
 from sweep.config.arms import Arm
 from sweep.decision.curves import Floats
 from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
-from sweep.trial.timing import ArmTimes, Timing
+from sweep.trial.files import canonical_json
+from sweep.trial.timing import ArmTimes, Timing, timed_settings
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,14 @@ class Times:
     seconds: Mapping[int, TimeEstimate]  # of one training; a batch size without times is missing
     ratios: Mapping[tuple[int, int], TimeEstimate]  # of seconds per token, the first over the other
     device: str  # "" if it is not known
-    is_elsewhere: bool  # whether the trials ran on another device
+    is_elsewhere: bool  # whether the trials ran on another device, or with other settings
     reasons: tuple[str, ...]  # why statements about times are provisional, sentences
 
     @property
     def unknown(self) -> list[int]:
-        """The batch sizes without times."""
-        return [size for size in self.sizes if size not in self.seconds]
+        """The batch sizes whose times cannot be compared."""
+        with_ratios = {first for first, _ in self.ratios}
+        return [size for size in self.sizes if size not in with_ratios & self.seconds.keys()]
 
     @property
     def has_intervals(self) -> bool:
@@ -66,21 +68,20 @@ def known_times(
     """Return the times of batch sizes under one policy.
 
     Args:
-        finals: the final trials that ended: batch_size, value, device, microbatch_size,
-            seconds_training and steps_taken (both up to a target, if there is one), and
-            seconds_per_token.
+        finals: the final trials that ended: batch_size, value, device, timed_settings,
+            microbatch_size, seconds_training and steps_taken (both up to a target, if there is
+            one), and seconds_per_token.
         sizes: the batch sizes, ascending.
         optimizer: as in timing.json, None if the sweep has only one.
         timing: measured steps, None without any.
     """
     is_timed = np.isfinite(finals["value"]) & (finals["seconds_training"] > 0)
     trials = finals[is_timed]
-    devices = sorted({*trials["device"].dropna()})
     if timing is not None:
         rounds = _rounds_of(timing, sizes, optimizer)
         if len(rounds) == len(sizes):
-            return _times_of_rounds(timing, rounds, trials, devices)
-    return _times_of_trials(trials, sizes, devices)
+            return _times_of_rounds(timing, rounds, trials)
+    return _times_of_trials(trials, sizes)
 
 
 def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> dict[int, ArmTimes]:
@@ -92,10 +93,11 @@ def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> d
     return rounds
 
 
-def _times_of_rounds(
-    timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.DataFrame, devices: Sequence[str]
-) -> Times:
-    is_elsewhere = len(devices) > 0 and [*devices] != [timing.device]
+def _times_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.DataFrame) -> Times:
+    is_elsewhere = not all(
+        _ran_as_timed(trials[trials["batch_size"] == size], timing, times)
+        for size, times in rounds.items()
+    )
     seconds: dict[int, TimeEstimate] = {}
     for size, times in rounds.items():
         of_size = trials[trials["batch_size"] == size]
@@ -112,7 +114,27 @@ def _times_of_rounds(
         ratios[first, other] = ratio_of_rounds(
             rounds[first].seconds_per_sequence, rounds[other].seconds_per_sequence, len(rounds)
         )
+    return Times(
+        sizes=tuple(rounds),
+        seconds=seconds,
+        ratios=ratios,
+        device=timing.device,
+        is_elsewhere=is_elsewhere,
+        reasons=tuple(_reasons_of_rounds(timing, rounds)),
+    )
 
+
+def _ran_as_timed(trials: pd.DataFrame, timing: Timing, times: ArmTimes) -> bool:
+    """Return True if trials of one batch size ran on the device and with the settings of steps."""
+    settings = canonical_json(timed_settings(timing.execution))
+    is_alike = trials["device"] == timing.device
+    is_alike &= trials["timed_settings"] == settings
+    is_alike &= trials["microbatch_size"] == times.microbatch_size
+    return bool(is_alike.all())
+
+
+def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[str]:
+    """Return why what follows from the rounds is provisional."""
     reasons = []
     if timing.rounds < timing.rounds_needed:
         reasons.append(
@@ -125,39 +147,42 @@ def _times_of_rounds(
             f"Other programs slowed the steps at batch size {join(loaded)} while they were timed. "
             "Call `sweep time` while the machine is idle."
         )
-    return Times(
-        sizes=tuple(rounds),
-        seconds=seconds,
-        ratios=ratios,
-        device=timing.device,
-        is_elsewhere=is_elsewhere,
-        reasons=tuple(reasons),
-    )
+    unknown = [size for size, times in rounds.items() if times.is_loaded is None]
+    if unknown:
+        reasons.append(
+            "It is not known whether other programs slowed the steps at batch size "
+            f"{join(unknown)} while they were timed."
+        )
+    return reasons
 
 
-def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int], devices: Sequence[str]) -> Times:
-    """Return times of trials that ran one after the other, if each batch size's are comparable."""
+def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
+    """Return times of trials that ran one after the other, if they ran alike."""
+    devices = sorted({*trials["device"].dropna()})
+    is_one_machine = len(devices) <= 1 and trials["timed_settings"].nunique() <= 1
     per_token: dict[int, list[float]] = {}
     seconds: dict[int, TimeEstimate] = {}
-    reasons = []
     for size in sizes:
         of_size = trials[trials["batch_size"] == size]
-        is_one_setting = (
-            of_size["device"].nunique() <= 1 and of_size["microbatch_size"].nunique() <= 1
-        )
-        if of_size.empty or len(devices) > 1 or not is_one_setting:
+        has_one_microbatch = of_size["microbatch_size"].nunique() <= 1
+        if of_size.empty or not is_one_machine or not has_one_microbatch:
             continue
-        per_token[size] = of_size["seconds_per_token"].to_list()
         seconds[size] = estimate_time(of_size["seconds_training"].to_list())
+        if of_size["seconds_per_token"].notna().all():
+            per_token[size] = of_size["seconds_per_token"].to_list()
 
     ratios = {}
     for first, other in permutations(per_token, 2):
         ratios[first, other] = ratio_of_trials(per_token[first], per_token[other], len(sizes))
+
+    reasons = []
     fewest = min(map(len, per_token.values()), default=0)
-    if ratios and not all(ratio.is_interval for ratio in ratios.values()):
+    if not all(ratio.is_interval for ratio in ratios.values()):
         reasons.append(
             f"The times are those of {fewest} trials of a batch size, which give only a range."
         )
+    if trials["device"].isna().any():
+        reasons.append("It is not known whether all trials ran on the same device.")
     return Times(
         sizes=tuple(sizes),
         seconds=seconds,

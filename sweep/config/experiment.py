@@ -61,7 +61,10 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
 
 
 class AnswerSettings(Settings, use_attribute_docstrings=True):
-    """What the answer is about, and the limits of `--seeds auto`. Not part of a trial's id."""
+    """The side and the tolerance of the answer, and the limits of `--seeds auto`.
+
+    Not part of a trial's id.
+    """
 
     pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
     """What counts: tokens, time or steps; by default time with a target, else tokens."""

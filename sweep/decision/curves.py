@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sweep.plan.rate_search import FINEST
+
 Floats = NDArray[np.float64]
 STEEPNESS = 2.5
 RATIOS = np.array([1.0, 1 / STEEPNESS, STEEPNESS])  # curvature above over that below
@@ -29,7 +31,6 @@ NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to, at l
 REACH = 2.0  # ratio to the best rate up to which all rates are fitted
 LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
-FINEST = math.sqrt(2)  # ratio of rates within which a corner can be noticed
 TIE = 1e-7  # residuals of equal fits differ by this share of the total: the grid's accuracy
 PARAMETERS = 4  # level, lowest point, curvature and ratio
 LOWEST_POINTS = 41  # that are tried in each round
@@ -251,7 +252,7 @@ class _PossibleCurves:
     index_of_best: NDArray[np.int64]  # among the flattened families and points, (..., k, 1)
     misfits: NDArray[np.bool_]  # (..., k)
     is_clear: NDArray[np.bool_]  # (..., k)
-    shift: Floats  # of the lowest point with other seeds, (..., k)
+    shift: Floats  # distance of the lowest points of other seeds, in log rates, (..., k)
 
     def at_best(self, values: Floats) -> Floats:
         """Return the values of the curve that fits best, (..., k)."""

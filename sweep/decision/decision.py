@@ -291,7 +291,7 @@ def critical_values(k: int, looks: tuple[int, ...], error: float = ALPHA) -> dic
     return dict(zip(looks, critical.tolist(), strict=True))
 
 
-@functools.lru_cache(maxsize=2)  # for both levels of error
+@functools.lru_cache(maxsize=4)  # both levels of error, for a few numbers of seeds
 def _simulate_statistics(k: int, looks: tuple[int, ...]) -> Floats:
     """Return the largest statistic of the pairs of simulated sweeps, (looks, patterns, draws)."""
     patterns = _patterns_of_noise(k)

@@ -24,7 +24,7 @@ from sweep.orchestration.execution import (
     reason_for_eager_steps,
 )
 from sweep.plan.plan import Plan
-from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS
+from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS, TimingRequest
 from sweep.training.process import FreshProcess, run_job
 from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked
@@ -33,21 +33,12 @@ from sweep.trial.status import TrialStatus, has_failed
 from sweep.trial.timing import TOO_SHORT, ArmTimes, Timing, read_timing, write_timing
 
 LOG = logging.getLogger(__name__)
-TRAINING_SHARE = 0.1  # of the sweep's training time, which `sweep run` may spend on timing
+TRAINING_SHARE = 0.1  # largest ratio of timing to training time in `sweep run`
 SECONDS_PER_ARM = 5.0  # in all rounds
 START_SECONDS = 1.0  # to start a process and to build a model
 POLL_SECONDS = 0.1
 # Choices of the user that hold on any device.
 KEPT = ("microbatch", "accumulation", "activation_checkpointing", "generation_batch_size")
-
-
-def why_untimed(plan: Plan) -> str:
-    """Return why steps of a plan cannot be timed side by side; "" if they can."""
-    if plan.settings.workload.is_program:
-        return "a command"
-    if plan.execution.devices > 1:
-        return f"{plan.execution.devices} devices per trial"
-    return ""
 
 
 def read_statuses(plan: Plan, folder: SweepFolder) -> dict[str, TrialStatus]:
@@ -153,7 +144,7 @@ def find_due_timing(
     statuses = read_statuses(plan, folder)
     sizes = microbatch_sizes(plan, statuses)
     has_ended = all(status.state.is_finished for status in statuses.values())
-    if why_untimed(plan) or len(sizes) < 2 or not has_ended:
+    if plan.why_untimed or len(sizes) < 2 or not has_ended:
         return None
 
     timing = find_timing(plan, folder)
@@ -178,7 +169,7 @@ def find_timing(plan: Plan, folder: SweepFolder) -> Timing | None:
 def lacks_times(plan: Plan, folder: SweepFolder, statuses: Mapping[str, TrialStatus]) -> bool:
     """Return True if `sweep run` still has to time batch sizes of these trials."""
     sizes = microbatch_sizes(plan, statuses)
-    if why_untimed(plan) or len(sizes) < 2:
+    if plan.why_untimed or len(sizes) < 2:
         return False
     timing = find_timing(plan, folder)
     if timing is not None and timing.covers(sizes):
@@ -253,7 +244,7 @@ def time_folder(
 
     Args:
         folder: with a plan.json; it needs no trials and no data.
-        plan: of the folder.
+        plan: the sweep's.
         device: None or the plan's own: steps run as in the trials. Another one: as a plan for it
             would run them.
         threads: None: those of the plan or, on another device, of this machine.
@@ -262,7 +253,7 @@ def time_folder(
     if is_locked(folder.lock_path):
         problem = "is in use by a command, which would disturb the times"
         raise FolderInUse(f"{folder.path} {problem}. Wait for it, or call `sweep stop`.")
-    reason = why_untimed(plan)
+    reason = plan.why_untimed
     if reason:
         raise SweepError(
             f"steps that are timed side by side must run in one process of sweep, got {reason}. "
@@ -308,15 +299,15 @@ def _time_in_process(
 
     An evaluation is timed too, unless there is a deadline.
     """
-    process = FreshProcess(
-        time_arms,
-        configs,
-        plan.sweep_uid,
-        rounds_needed(len(configs)),
-        seconds_per_arm,
-        deadline,
-        deadline == math.inf,
+    request = TimingRequest(
+        configs=configs,
+        sweep_uid=plan.sweep_uid,
+        rounds=rounds_needed(len(configs)),
+        seconds_per_arm=seconds_per_arm,
+        deadline=deadline,
+        evaluates=deadline == math.inf,
     )
+    process = FreshProcess(time_arms, request)
     has_stopped = False
     with ThreadPoolExecutor(1, "timing") as threads:
         future = threads.submit(process.result)
@@ -337,18 +328,10 @@ def _time_in_process(
         raise
 
 
-def time_arms(
-    configs: Mapping[Arm, TrialConfig],
-    sweep_uid: str,
-    rounds: int,
-    seconds_per_arm: float,
-    deadline: float,
-    evaluates: bool,
-    should_stop: object,
-) -> Timing:
+def time_arms(request: TimingRequest, should_stop: object) -> Timing:
     from sweep.training.timing import measure_times  # imports torch
 
-    return measure_times(configs, sweep_uid, rounds, seconds_per_arm, deadline, evaluates)
+    return measure_times(request)
 
 
 def name_device(device: str) -> str:

@@ -199,6 +199,15 @@ class Plan(Inputs):
         rows = {row.arm: row for row in self.trials}
         return [self.trial_config(row) for row in rows.values()]
 
+    @property
+    def why_untimed(self) -> str:
+        """Why steps cannot be timed side by side in one process; "" if they can."""
+        if self.settings.workload.is_program:
+            return "a command"
+        if self.execution.devices > 1:
+            return f"{self.execution.devices} devices per trial"
+        return ""
+
     def with_execution(self, **changes: Any) -> "Plan":
         """Return the plan of the same trials with another execution, which splits their batches."""
         execution = self.execution.model_copy(update=changes)

@@ -1,9 +1,25 @@
 """Interleaved rounds of steps: how many fit in a time, their steps, and the order of the arms."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sweep.config.arms import Arm
+from sweep.config.trial import TrialConfig
 
 WARM_UP_STEPS = 2  # of each arm, before the rounds
 LEAST_STEPS = 3  # of each arm in a round
+
+
+@dataclass(frozen=True)
+class TimingRequest:
+    """What a process times: steps of these arms on one model."""
+
+    configs: Mapping[Arm, TrialConfig]  # a trial each, with one execution but for the microbatch
+    sweep_uid: str  # the sweep's, as in plan.json
+    rounds: int  # the number wanted
+    seconds_per_arm: float  # the most for an arm in all rounds, unless its least steps take longer
+    deadline: float  # by `time.monotonic`; rounds that would end later are left out
+    evaluates: bool  # whether to time an evaluation too
 
 
 def rounds_within(seconds_per_step: Sequence[float], rounds: int, seconds: float) -> int:

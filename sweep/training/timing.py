@@ -18,7 +18,7 @@ from sweep.config.arms import Arm
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import find_prepared
 from sweep.plan.course import Course
-from sweep.plan.rounds import choose_steps, order_of_round, rounds_within
+from sweep.plan.rounds import TimingRequest, choose_steps, order_of_round, rounds_within
 from sweep.training import device as machine
 from sweep.training.attempt import build_step, configure_torch
 from sweep.training.step import TrainingStep
@@ -141,26 +141,12 @@ class ArmTimer:
         )
 
 
-def measure_times(
-    configs: Mapping[Arm, TrialConfig],
-    sweep_uid: str,
-    rounds: int,
-    seconds_per_arm: float,
-    deadline: float,
-    evaluates: bool,
-) -> Timing:
+def measure_times(request: TimingRequest) -> Timing:
     """Time the steps of these arms on one model, in this process.
 
     The memory needed is that of the largest trial, with the states of each further optimizer.
-
-    Args:
-        configs: a trial of each arm, all with the same execution but for the microbatch.
-        sweep_uid: the sweep's, as in plan.json.
-        rounds: the number wanted.
-        seconds_per_arm: the most for an arm in all rounds, unless its least steps take longer.
-        deadline: by `time.monotonic`; rounds that would end later are left out.
-        evaluates: whether to time an evaluation too.
     """
+    configs = request.configs
     config = next(iter(configs.values()))
     device = machine.use_device(config.execution.device)
     compiles = config.execution.compile and machine.has_compiler(device.type)
@@ -171,9 +157,9 @@ def measure_times(
 
     with machine.LimitedMemory(device, config.execution.device_memory_bytes):
         timers = list(_build_timers(runnable, device))
-        steps, timed = _measure(timers, rounds, seconds_per_arm, deadline)
+        steps, timed = _measure(timers, request)
         return Timing(
-            sweep_uid=sweep_uid,
+            sweep_uid=request.sweep_uid,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=machine.device_name(device),
             execution=timers[0].config.execution.model_dump(mode="json"),
@@ -181,9 +167,9 @@ def measure_times(
             torch_version=torch.__version__,
             has_real_batches=timers[0].has_real_batches,
             rounds=timed,
-            rounds_needed=rounds,
+            rounds_needed=request.rounds,
             reason="" if timed else TOO_SHORT,
-            seconds_evaluation=_time_evaluation(timers[0]) if evaluates else None,
+            seconds_evaluation=_time_evaluation(timers[0]) if request.evaluates else None,
             arms=tuple(timer.result(count) for timer, count in zip(timers, steps, strict=True)),
         )
 
@@ -213,16 +199,15 @@ def _build_timers(configs: Mapping[Arm, TrialConfig], device: torch.device) -> I
         yield ArmTimer(arm, config, steps[name], has_real_batches)
 
 
-def _measure(
-    timers: Sequence[ArmTimer], rounds: int, seconds_per_arm: float, deadline: float
-) -> tuple[list[int], int]:
+def _measure(timers: Sequence[ArmTimer], request: TimingRequest) -> tuple[list[int], int]:
     """Time the rounds; return the steps of each arm in a round, and the number of rounds."""
+    deadline = request.deadline
     seconds = _warm_up(timers, deadline)
     left = deadline - time.monotonic()
-    rounds = rounds_within(seconds, rounds, left)
+    rounds = rounds_within(seconds, request.rounds, left)
     if not rounds:
         return [0] * len(timers), 0
-    steps = choose_steps(seconds, rounds, seconds_per_arm, left)
+    steps = choose_steps(seconds, rounds, request.seconds_per_arm, left)
 
     longest = 0.0
     for number in range(rounds):

@@ -105,13 +105,13 @@ class Timing(_Record):
 
         The machine may be another one: `device` names it.
         """
-        if _device_type(self.execution) != _device_type(execution):
-            return False
-        return all(self.execution.get(name) == execution.get(name) for name in TIMED_BY)
+        return timed_settings(self.execution) == timed_settings(execution)
 
 
-def _device_type(execution: Mapping[str, Any]) -> str:
-    return str(execution.get("device")).partition(":")[0]
+def timed_settings(execution: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an execution on which the time of a step depends."""
+    device_type = str(execution.get("device")).partition(":")[0]
+    return {"device": device_type, **{name: execution.get(name) for name in TIMED_BY}}
 
 
 def read_timing(folder: SweepFolder, sweep_uid: str) -> Timing | None:

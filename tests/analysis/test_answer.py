@@ -287,7 +287,7 @@ def timed_to_target(seconds, seeds=5, **changes):
     """A sweep to a target that batch size 2 reaches with the fewest tokens."""
     trials = table({2: 13.0, 4: 13.1, 8: 13.6}, seeds=seeds, seconds=seconds, target=3.3, **changes)
     trials["tokens_to_target"] = np.exp(trials["final_valid_loss"])
-    return trials.assign(token_budget=trials["tokens_to_target"])
+    return trials.assign(token_budget=trials["tokens_to_target"], device="cpu: one")
 
 
 def test_with_a_target_the_soonest_is_recommended_and_the_fewest_tokens_are_named():
@@ -315,8 +315,15 @@ def test_another_side_can_be_asked_for(pursues, size):
 def test_times_of_few_trials_make_the_soonest_provisional():
     answer = sweep.answer(timed_to_target({2: 40.0, 4: 20.0, 8: 30.0}, seeds=5))
     assert answer.pursues == "time" and answer.provisional
-    assert "range" in answer.reasons[-1]
+    assert "range" in answer.reasons[-1] and answer.soonest.reason == answer.reasons[-1]
     assert not any(row.dominated for row in answer.batch_sizes)
+
+
+def test_a_table_without_the_tokens_of_its_trials_has_no_time_to_a_target():
+    trials = timed_to_target({2: 40.0, 4: 20.0, 8: 30.0}, seeds=12).drop(columns="token_budget")
+    answer = sweep.answer(trials)
+    assert answer.soonest.batch_size is None and answer.pursues == "tokens"
+    assert "not known at batch size 2, 4 and 8" in answer.soonest.reason
 
 
 def test_at_equal_tokens_it_is_not_known_which_is_the_soonest():

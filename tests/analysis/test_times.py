@@ -9,11 +9,15 @@ import pytest
 from sweep.analysis.sides import find_dominated, find_fewest_steps, find_soonest
 from sweep.analysis.times import known_times
 from sweep.config.arms import Arm
+from sweep.config.execution import Execution
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET
 from sweep.decision.decision import decide
+from sweep.trial.files import canonical_json
+from sweep.trial.timing import timed_settings
 from tests.fakes.times import timing_of
 
 HERE = "cpu: one"
+ON_CPU = Execution(device="cpu", threads=2).model_dump(mode="json")
 SIZES = (2, 4, 8)
 
 
@@ -25,6 +29,7 @@ def finals(seconds, seeds=5, device=HERE, sizes=SIZES):
             took = of_size * (1 + 0.01 * seed)
             row = {"batch_size": size, "seed": seed, "value": 1.0, "device": device}
             row |= {"microbatch_size": size, "seconds_training": took}
+            row |= {"timed_settings": canonical_json(timed_settings(ON_CPU))}
             row |= {"seconds_per_token": took / 1600, "steps_taken": 1600 / 8 / size}
             rows.append(row)
     return pd.DataFrame(rows)
@@ -51,11 +56,17 @@ def test_ratios_come_from_rounds_in_which_load_cancels():
     assert not times.reasons and not times.is_elsewhere
 
 
-def test_times_of_another_device_are_those_of_its_steps():
-    times = known_times(
-        finals((10.0, 10.0, 10.0)), SIZES, None, timing((4.0, 2.0, 1.0), device="gpu")
-    )
-    assert times.is_elsewhere and times.device == "gpu"
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "gpu"},
+        {"execution": Execution(device="cpu", threads=1)},
+        {"microbatch_sizes": {Arm(None, size): 1 for size in SIZES}},
+    ],
+)
+def test_steps_that_were_timed_otherwise_than_the_trials_ran_give_the_seconds(change):
+    times = known_times(finals((10.0,) * 3), SIZES, None, timing((4.0, 2.0, 1.0), **change))
+    assert times.is_elsewhere
     median = 4.0 * (1.1**3 + 1.1**4) / 2
     assert times.seconds[2].median == pytest.approx(1600 / 8 * median)
 
@@ -67,7 +78,8 @@ def test_times_of_another_device_are_those_of_its_steps():
 def test_few_rounds_and_load_weaken_what_is_said_of_times(changes, word):
     times = known_times(finals((10.0,) * 3), SIZES, None, timing((4.0, 2.0, 1.0), **changes))
     (reason,) = times.reasons
-    assert word in reason and "`sweep time`" in reason
+    assert word in reason
+    assert not find_dominated(decision_of([1.2, 1.1, 1.0]), times, LOSS).any()
     assert times.has_intervals is ("rounds" not in changes)
 
 
@@ -85,13 +97,29 @@ def test_without_rounds_a_ratio_has_the_bounds_of_two_medians():
     assert many.has_intervals and not many.reasons
 
 
-@pytest.mark.parametrize("column", ["device", "microbatch_size"])
-def test_trials_that_ran_differently_have_no_time(column):
+@pytest.mark.parametrize(
+    ("column", "value", "unknown"),
+    [
+        ("device", "cpu: another", [2, 4, 8]),
+        ("timed_settings", "{}", [2, 4, 8]),
+        ("microbatch_size", 1, [2]),
+        ("seconds_per_token", np.nan, [2]),
+    ],
+)
+def test_trials_that_ran_differently_have_no_time(column, value, unknown):
     trials = finals((10.0, 20.0, 30.0))
-    trials.loc[trials.index[0], column] = "cpu: another" if column == "device" else 1
+    trials.loc[trials.index[0], column] = value
     times = known_times(trials, SIZES, None, None)
-    assert times.unknown == ([*SIZES] if column == "device" else [2])
+    assert times.unknown == unknown
     assert np.isnan(times.log_ratios[0][0, 1])
+
+
+def test_times_of_trials_whose_device_is_not_known_are_provisional():
+    trials = finals((10.0, 20.0, 30.0), seeds=12, device=None)
+    times = known_times(trials, SIZES, None, None)
+    (reason,) = times.reasons
+    assert "same device" in reason and times.has_intervals
+    assert not find_dominated(decision_of([1.2, 1.1, 1.0]), times, LOSS).any()
 
 
 def test_the_soonest_has_the_least_product_of_tokens_and_time_per_token():

@@ -13,9 +13,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from sweep.analysis.answer import AUTO
+from sweep.analysis.answer_data import SIDES
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import write_trials_csv
 from sweep.cli import sweep
+from sweep.config.experiment import AnswerSettings
+from sweep.config.settings import choices_of
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import canonical_json, seal
 from sweep.trial.folder import SweepFolder
@@ -458,6 +462,13 @@ def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
     words = option.opts[0].strip("-").replace("-", "_").upper()
     monkeypatch.setenv(f"SWEEP_{command.upper()}_{words}", value)
     assert flags_of(command) == by_flag != without
+
+
+def test_the_side_that_counts_has_the_same_names_everywhere():
+    names = (AUTO, *SIDES)
+    assert choices_of(AnswerSettings.model_fields["pursues"].annotation) == names
+    options = {option.name: option for option in sweep.commands["answer"].params}
+    assert tuple(options["pursues"].type.choices) == names
 
 
 def test_a_table_and_a_folder_are_answered(call, tmp_path):

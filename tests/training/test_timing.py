@@ -15,7 +15,7 @@ from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.data.sources import identify_data
 from sweep.orchestration.timing import time_arms
-from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS
+from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS, TimingRequest
 from sweep.training.process import FreshProcess
 from sweep.training.timing import CpuUsage, read_threads
 from sweep.trial.timing import TOO_SHORT
@@ -33,8 +33,15 @@ def configs_of(experiment="quadratic", execution=ON_CPU, data=None, **fields):
 
 def time_here(configs, rounds=3, seconds=0.05, deadline=math.inf, evaluates=False):
     """Time the steps in a fresh process, as the commands do."""
-    arguments = (configs, "uid", rounds, seconds, deadline, evaluates)
-    return FreshProcess(time_arms, *arguments).result()
+    request = TimingRequest(
+        configs=configs,
+        sweep_uid="uid",
+        rounds=rounds,
+        seconds_per_arm=seconds,
+        deadline=deadline,
+        evaluates=evaluates,
+    )
+    return FreshProcess(time_arms, request).result()
 
 
 @pytest.fixture

@@ -105,6 +105,8 @@ class Result:
     within: float  # some batch size is within the tolerance
     decided: float  # mean share of batch sizes that are within or outside
     power: float  # the second batch size is worse than the first
+    half_width: float  # median over sweeps and batch sizes, of the gaps
+    rate_not_covered: float  # share of batch sizes whose best rate lies outside of its interval
     trainings: float
 
 
@@ -251,12 +253,16 @@ def judge(case: Case, answers: Sequence[Decision], trainings: float) -> Result:
         is_wrong |= outside & ~is_outside
 
     lower, _ = answer.differences
+    assert answer.rates is not None
+    is_rate_outside = (answer.rates.optimum_low > 0) | (answer.rates.optimum_high < 0)
     return Result(
         not_covered=float((~is_covered).any(-1).mean()),
         wrong=float(is_wrong.any(-1).mean()),
         within=float(within.any(-1).mean()),
         decided=float((within | outside).mean()),
         power=float((lower[..., 1, 0] > 0).mean()),
+        half_width=float(np.median(answer.gap_high - answer.gap_low)) / 2,
+        rate_not_covered=float(is_rate_outside.mean()),
         trainings=trainings,
     )
 
@@ -284,6 +290,9 @@ def cases() -> Iterator[tuple[str, Case]]:
             yield "attacks", Case(seeds, curvature=curvature, sigma=sigma, violation="corner")
         for sigma in (0.003, 0.006):
             yield "attacks", Case(seeds, sigma=sigma, shift=0.1)
+
+    for seeds, sigma, ratio in itertools.product((3, 5, 8, 20), (0.003, 0.006, 0.012), (1.0, 2.5)):
+        yield "width", Case(seeds, sigma=sigma, ratio=ratio)
 
     for case in random_cases(200, seed=0):
         yield "random", case
@@ -350,27 +359,25 @@ def main() -> None:
     parser.add_argument("--only", default="", help="table")
     arguments = parser.parse_args()
     chosen = [pair for pair in cases() if arguments.only in pair[0]]
-    print("| table | case | seeds | not covered | wrong | within | decided | power | trainings |")
-    print("| :-- | :-- | --: | --: | --: | --: | --: | --: | --: |")
+    shares = ["not covered", "wrong", "within", "decided", "power", "best rate not covered"]
+    print(f"| table | case | seeds | {' | '.join(shares)} | half-width | trainings |")
+    print(f"| :-- | :-- | --: |{' --: |' * len(shares)} --: | --: |")
     with ProcessPoolExecutor() as pool:
         results = pool.map(partial(simulate, sweeps=arguments.sweeps), [case for _, case in chosen])
         for (table, case), result in zip(chosen, results, strict=True):
             seeds = case.seeds if case.seeds else "auto"
             name = replace(case, seeds=Case.seeds).describe()
-            shares = [
-                f"{100 * share:.1f} %"
-                for share in (
-                    result.not_covered,
-                    result.wrong,
-                    result.within,
-                    result.decided,
-                    result.power,
-                )
-            ]
-            print(
-                f"| {table} | {name} | {seeds} | {' | '.join(shares)} | {result.trainings:.0f} |",
-                flush=True,
+            values = (
+                result.not_covered,
+                result.wrong,
+                result.within,
+                result.decided,
+                result.power,
+                result.rate_not_covered,
             )
+            cells = " | ".join(f"{100 * share:.1f} %" for share in values)
+            numbers = f"{result.half_width:.5f} | {result.trainings:.0f}"
+            print(f"| {table} | {name} | {seeds} | {cells} | {numbers} |", flush=True)
 
 
 if __name__ == "__main__":
