@@ -283,7 +283,10 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
         return eligible[-1], f"the largest, and usually the fastest, of those {close}; {why}"
     times = relative_log_times(decision, comparison.times, objective)
     fastest = min(eligible, key=lambda size: times[comparison.times.sizes.index(size)])
-    return fastest, f"the fastest of those {close}"
+    basis = f"the fastest of those {close}"
+    if comparison.times.reasons:
+        basis += ", as far as their times are known"
+    return fastest, basis
 
 
 def _pairs(sizes: Sequence[int], decision: Decision, objective: Objective) -> list[Pair]:
