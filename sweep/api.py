@@ -19,6 +19,7 @@ from sweep.orchestration.runner import (
     refuse_unusable_request,
     run_plan,
 )
+from sweep.orchestration.timing import fix_tokens
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -64,6 +65,7 @@ def run_sweep(
     summary = finished_summary(planned, folder, services)
     if summary is None:
         prepare(planned.plan, folder, services)
+        planned = fix_tokens(planned, folder, services)
         planned = replace(planned, plan=estimate(planned.plan, folder))
         summary = run_planned(planned, folder, services, not show_progress)
     if summary.problem:

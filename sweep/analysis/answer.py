@@ -24,15 +24,18 @@ from sweep.analysis.answer_data import (
 )
 from sweep.analysis.sentences import BEST, BEST_OF_COMPARED, describe
 from sweep.analysis.sides import (
+    AT_EQUAL_TIME,
     find_dominated,
     find_fewest_steps,
     find_soonest,
     relative_log_times,
+    unknown_side,
 )
 from sweep.analysis.tables import Estimate
 from sweep.analysis.times import Times
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
+from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
 from sweep.decision.curves import rate_points, stack_points
 from sweep.decision.decision import (
@@ -99,6 +102,7 @@ class Comparison:
     times: Times
     objective: Objective
     target: float | None = None
+    time_budget_seconds: float | None = None  # of each training, if they were to last equally long
     reasons: Sequence[str] = ()  # why the answer can only be provisional
     scope: str = ""
     optimizer: str = ""  # if there are several
@@ -110,7 +114,9 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
     decision = comparison.decision
     finals = comparison.finals
     times = comparison.times
-    dominated = find_dominated(comparison.decision_with_times, times, objective)
+    dominated = np.zeros(len(times.sizes), bool)  # at equal time, none is sooner than another
+    if comparison.time_budget_seconds is None:
+        dominated = find_dominated(comparison.decision_with_times, times, objective)
     rows = [
         _answer_for_size(comparison, index, bool(dominated[index]))
         for index in range(len(times.sizes))
@@ -118,28 +124,33 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
     verdicts = {row.tolerance_verdict for row in rows}
     candidates = [row.batch_size for row in rows if row.may_be_best]
 
-    fewest_tokens = _find_fewest_tokens(rows, comparison, candidates)
-    soonest = find_soonest(
-        comparison.decision_with_times,
-        times,
-        objective,
-        comparison.target,
-        fewest_tokens.batch_size,
-    )
+    if comparison.time_budget_seconds is None:
+        fewest_tokens = _find_fewest_tokens(rows, comparison, candidates)
+        soonest = find_soonest(
+            comparison.decision_with_times,
+            times,
+            objective,
+            comparison.target,
+            fewest_tokens.batch_size,
+        )
+    else:
+        fewest_tokens = unknown_side(AT_EQUAL_TIME)
+        soonest = _find_soonest_of_budget(rows, comparison, candidates)
     fewest_steps = find_fewest_steps(rows, finals, objective)
     sides = dict(zip(SIDES, (fewest_tokens, soonest, fewest_steps), strict=True))
 
     reasons = list(comparison.reasons)
+    compared = "tokens" if fewest_tokens.batch_size is not None else "time"
     if pursues == AUTO:
-        pursues = "tokens" if soonest.batch_size is None else "time"
+        pursues = compared if soonest.batch_size is None else "time"
     elif sides[pursues].batch_size is None:
         reasons.append(f"--for {pursues}: {sides[pursues].reason}")
-        pursues = "tokens"
+        pursues = compared
     if pursues == "time":
         reasons += times.reasons
 
     chosen = sides[pursues]
-    assert chosen.batch_size is not None, "the fewest tokens have a batch size"
+    assert chosen.batch_size is not None, "the side that losses compare has a batch size"
     return Answer(
         policy=comparison.policy,
         metric=objective.name,
@@ -154,6 +165,7 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
         reasons=reasons,
         decided=UNDECIDED not in verdicts,
         scope=comparison.scope,
+        time_budget_seconds=comparison.time_budget_seconds,
         batch_sizes=rows,
         fewest_tokens=fewest_tokens,
         soonest=soonest,
@@ -254,6 +266,23 @@ def _find_fewest_tokens(
     )
 
 
+def _find_soonest_of_budget(
+    rows: Sequence[BatchSizeAnswer], comparison: Comparison, candidates: list[int]
+) -> Side:
+    """Return the batch size to use for trainings of this time: that of the lowest loss."""
+    recommended, basis = _recommend(rows, comparison)
+    time = comparison.times.seconds.get(recommended)
+    reasons = comparison.times.reasons
+    return Side(
+        batch_size=recommended,
+        candidates=candidates,
+        basis=f"{basis}, after {format_seconds(comparison.time_budget_seconds or 0.0)} of training",
+        value=None if time is None else time.median,
+        interval=(time.low, time.high) if time is not None and time.is_interval else None,
+        reason=" ".join(reasons) if reasons else None,
+    )
+
+
 def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple[int, str]:
     """Return the batch size with the fewest tokens, and why it is this one."""
     decision = comparison.decision
@@ -277,6 +306,10 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
             return eligible[0], BEST if all_are_compared else BEST_OF_COMPARED
         return eligible[0], f"the only one that is known to be {close}"
 
+    if comparison.time_budget_seconds is not None:
+        estimates = {row.batch_size: row.gap for row in rows if row.gap is not None}
+        best = min(eligible, key=lambda size: estimates.get(size, math.inf))
+        return best, f"the best estimate of those {close}"
     unknown = [size for size in comparison.times.unknown if size in eligible]
     if unknown:
         why = f"the time at batch size {join(unknown)} is not known"

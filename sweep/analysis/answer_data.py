@@ -102,6 +102,7 @@ class AnswerData:
     reasons: list[str]  # why the recommendation is provisional, sentences
     decided: bool
     scope: str
+    time_budget_seconds: float | None  # losses are compared at equal time; None: at equal tokens
     batch_sizes: list[BatchSizeAnswer]
     fewest_tokens: Side
     soonest: Side
@@ -120,11 +121,16 @@ class AnswerData:
         return Objective(self.metric, self.direction, self.unit, self.tolerance)
 
     @property
+    def compared_side(self) -> str:
+        """The side that the losses tell: tokens, or time if they are compared at equal time."""
+        return "tokens" if self.time_budget_seconds is None else "time"
+
+    @property
     def headline(self) -> str:
         """The recommendation; another batch size that needs the fewest tokens is named too."""
         start = "Provisionally, use" if self.provisional else "Use"
         text = f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}"
-        if self.pursues == "tokens":
+        if self.pursues == self.compared_side or self.fewest_tokens.batch_size is None:
             return f"{text}."
         if self.fewest_tokens.batch_size == self.recommended:
             return f"{text}, and with the fewest tokens."

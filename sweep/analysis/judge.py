@@ -25,14 +25,16 @@ from sweep.analysis.checks.table import (
     rows_of_trials,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
-from sweep.analysis.times import known_times
+from sweep.analysis.times import known_times, time_ratios
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.experiment import Experiment
-from sweep.config.numbers import format_count
+from sweep.config.numbers import format_count, format_seconds
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.decision.curves import Floats
 from sweep.decision.decision import ALPHA, Decision
 from sweep.decision.proposal import answering_command
+from sweep.decision.equal_time import MOST_UNEQUAL, errors_of_times
 from sweep.decision.times import RATIO_ERROR
 from sweep.plan.plan import Plan
 from sweep.trial.files import canonical_json
@@ -225,6 +227,18 @@ def _decide_policy(
     index, decision = decided  # label and batch size of each arm
     _, decision_with_times = with_times
 
+    budget = _time_budget_of(finals)
+    ratios = None
+    if budget is not None:
+        optimizers = {result.label: result.optimizer or None for result in results}
+        arms_of_index = {key: Arm(optimizers[key[0]], int(key[1])) for key in index}
+        ratios = time_ratios(finals, arms_of_index, timing)
+        by_arm = finals.groupby(["label", "batch_size"])["valid_slope"]
+        slopes = by_arm.agg(pd.Series.mean, skipna=False)
+        errors = errors_of_times(*ratios, slopes.reindex(index).to_list())
+        decision = replace(decision_with_times, other_errors=errors)
+        decision_with_times = decision
+
     answered = list[PolicyResult]()
     without_answer = list[PolicyResult]()
     for result in results:
@@ -236,6 +250,9 @@ def _decide_policy(
         finals_of_result = finals[finals["label"] == result.label]
         sizes = [int(size) for _, size in index[part]]
         target = finals_of_result["target"].max()
+        reasons = list(result.reasons)
+        if ratios is not None:
+            reasons += _unequal_times(sizes, [bounds[part, part] for bounds in ratios])
         comparison = Comparison(
             policy=result.label,
             finals=finals_of_result,
@@ -244,7 +261,8 @@ def _decide_policy(
             times=known_times(finals_of_result, sizes, result.optimizer or None, timing),
             objective=objective,
             target=float(target) if objective.is_ratio else None,
-            reasons=result.reasons,
+            time_budget_seconds=budget,
+            reasons=reasons,
             scope=result.scope,
             optimizer=result.optimizer,
         )
@@ -257,6 +275,29 @@ def _decide_policy(
         answered = _rank_optimizers(answered, without_answer, arms, decision, objective)
     by_label = {result.label: result for result in (*answered, *without_answer)}
     return [by_label[result.label] for result in results]
+
+
+def _time_budget_of(finals: pd.DataFrame) -> float | None:
+    """Return the seconds for which all trials were to train; None with a budget of tokens."""
+    budgets = finals["time_budget_seconds"].astype(float)
+    if budgets.isna().any() or budgets.nunique() != 1:
+        return None
+    return float(budgets.iloc[0])
+
+
+def _unequal_times(sizes: Sequence[int], ratios: Sequence[Floats]) -> list[str]:
+    """Return a sentence if some trainings are not known to have taken equally long."""
+    low, high = ratios
+    largest = np.maximum(-low, high)
+    i, j = sorted(divmod(int(largest.argmax()), len(sizes)))
+    if largest[i, j] <= math.log1p(MOST_UNEQUAL):
+        return []
+    text = f"It is not known whether trainings at batch size {sizes[i]} and {sizes[j]} took"
+    text += f" equally long, within {100 * MOST_UNEQUAL:.0f} %"
+    if math.isfinite(largest[i, j]):
+        apart = 100 * math.expm1(largest[i, j])
+        text += f": their times may be {apart:.2g} % apart"
+    return [f"{text}."]
 
 
 def _rank_optimizers(
@@ -299,13 +340,18 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
         names = [*plan.settings.tuning.dimensions]
         tokens = plan.token_budget
         unit = plan.settings.token_unit
+        if tokens is None:
+            tokens = 0
         budget = plan.settings.tuning.budget
         parts = _parts_of_settings(plan.settings)
 
     has_target = bool(finals["target"].notna().any())
     if has_target:
         parts.append(f"target {finals['target'].max():g}")
-    if plan or (tokens > 0 and not has_target):
+    seconds = _time_budget_of(finals)
+    if seconds is not None:
+        parts.append(f"{format_seconds(seconds)} of training steps")
+    elif plan or (tokens > 0 and not has_target):
         parts.append(f"{format_count(int(tokens))} {unit}")
 
     if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():

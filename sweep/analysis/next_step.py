@@ -109,7 +109,8 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     the fewest tokens reaches, rounded up.
     """
     search = _Search(sweep)
-    if sweep.plan.settings.target is not None:
+    budget = sweep.plan.token_budget
+    if sweep.plan.settings.target is not None or budget is None:
         return None if sweep.plan.why_untimed else f"sweep time {search.folder_to_name()}"
 
     size = answer.fewest_tokens.batch_size
@@ -119,7 +120,7 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
         return None
     changes = {
         "target": round(math.ceil(reached / TARGET_STEP) * TARGET_STEP, 1),
-        "budget": TARGET_BUDGETS * sweep.plan.token_budget,
+        "budget": TARGET_BUDGETS * budget,
         "lr": search.lr,
         "seeds": "auto",
         "out": search.free_out(),
@@ -167,7 +168,7 @@ class _Search:
 
     def _repeat_with_common_tokens(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose a new sweep if the tokens of these batch sizes differ, which allows no claim."""
-        if self.plan.settings.target is not None or self._has_common_tokens(sizes):
+        if self._has_common_tokens(sizes):
             return None
         changes = {
             "batches": list(sizes),
@@ -180,6 +181,8 @@ class _Search:
 
     def _has_common_tokens(self, sizes: Sequence[int]) -> bool:
         plan = self.plan
+        if plan.settings.target is not None or plan.token_budget is None:
+            return True  # as far as the comparison needs it
         all_sizes = {*sizes, *self.sweep.batch_sizes}
         tokens, _ = tokens_per_trial(plan.token_budget, all_sizes, plan.tokens_per_sequence)
         different_tokens = {tokens[size] for size in sizes}
@@ -324,7 +327,9 @@ class _Search:
 
     def _with_batch_size(self, sizes: Sequence[int], added: int) -> Proposal:
         plan = self.plan
-        steps = Course.of_settings(plan.settings, added, plan.token_budget).steps
+        steps = LEAST_STEPS  # with a budget of time, its steps are not known yet
+        if plan.token_budget is not None:
+            steps = Course.of_settings(plan.settings, added, plan.token_budget).steps
         if steps < LEAST_STEPS:
             raise SweepError(
                 f"Batch size {added} would take {steps} steps at this budget, which are too few. "
@@ -338,14 +343,14 @@ class _Search:
             return self._elsewhere(batches)
         rows = [row for row in proposal.plan.trials if row.stage == "final"]
         tokens = {row.tokens for row in rows if row.policy == self.lr}
-        if len(tokens) > 1 and self.plan.settings.target is None:
+        if len(tokens) > 1 and plan.needs_common_tokens:
             return self._elsewhere(batches)
         return proposal
 
     def _elsewhere(self, sizes: Sequence[int], **changes: Any) -> Proposal:
         """Propose a new sweep, with a budget that all batch sizes use up."""
         plan = self.plan
-        if plan.settings.target is None:
+        if plan.needs_common_tokens:
             common = common_tokens(plan, sizes)
             is_other = common["budget"] != plan.token_budget and not plan.tokens_are_common
             added = set(sizes) - set(self.sweep.batch_sizes)
@@ -475,6 +480,8 @@ class _Search:
             if seconds_per_token is None:
                 return None
             seconds = row.tokens * seconds_per_token
+            if not row.tokens:  # they are not known yet, but their time
+                seconds = self.plan.settings.time_budget_seconds or 0.0
             if row.stage == "tune" and row.arm in searched:
                 seconds *= max(1.0, TUNING_TRIALS / rates_per_arm[row.arm])
             total += seconds

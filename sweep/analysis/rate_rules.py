@@ -86,7 +86,7 @@ def _step_law(plan: Plan) -> float | None:
     """Return the rate of Li et al. 2025 for AdamW and language models, at every batch size."""
     is_pretraining = plan.settings.expected_initial_loss is not None
     has_law = all(optimizer_facts(name)["step_law"] for name in plan.settings.optimizer_names)
-    if not is_pretraining or not has_law:
+    if not is_pretraining or not has_law or plan.token_budget is None:
         return None
     parameters = plan.model.parameters
     embedding = plan.model.embedding_parameters

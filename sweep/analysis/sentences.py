@@ -122,10 +122,10 @@ def _describe_best(answer: AnswerData) -> list[str]:
     """Say what may be best beyond the headline, and whether it is at an edge of those tried."""
     best = answer.sides[answer.pursues].candidates
     texts = []
-    is_about_tokens = answer.pursues == "tokens"  # else the headline names all candidates
-    if is_about_tokens and best != [answer.recommended]:
+    is_compared = answer.pursues == answer.compared_side  # else the headline names candidates
+    if is_compared and best != [answer.recommended]:
         texts.append(f"The best may be batch size {join(best, 'or')}.")
-    elif is_about_tokens and answer.basis not in (BEST, BEST_OF_COMPARED):
+    elif is_compared and not answer.basis.startswith((BEST, BEST_OF_COMPARED)):
         texts.append("It is the best of those tried.")
 
     smallest = answer.batch_sizes[0].batch_size

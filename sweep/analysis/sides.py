@@ -18,6 +18,10 @@ NEEDS_A_TARGET = (
     "It is not known which batch size is the soonest: that needs trainings to one loss, and these "
     "end at different ones."
 )
+AT_EQUAL_TIME = (
+    "It is not known which batch size needs the fewest tokens: losses are compared at equal time, "
+    "on different tokens."
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from sweep.config.metrics import final_column
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
+from sweep.decision.equal_time import steepest_slope
 from sweep.decision.trials import End, end_of, parse_end
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
@@ -118,8 +119,12 @@ def load_tables(path: str | Path) -> SweepTables:
     if not folder.is_published:
         for row in plan.known_trials:
             trial = folder.trial(str(row.id))
-            records.append(_read_record(trial, row, plan, warnings))
-            curves[trial.id] = _read_curve(trial, warnings)
+            record = _read_record(trial, row, plan, warnings)
+            curve = _read_curve(trial, warnings)
+            if plan.token_budget is None and row.stage == "final":
+                record["valid_slope"] = _slope_of(curve, plan.settings.evaluated)
+            records.append(record)
+            curves[trial.id] = curve
     else:
         records = _read_published(folder.path / "trials.csv", plan)
         if lacks_curves:
@@ -386,6 +391,7 @@ def _read_record(
     of_sweep = {
         "tokens_per_sequence": plan.tokens_per_sequence,
         "target": plan.settings.target,
+        "time_budget_seconds": plan.settings.time_budget_seconds,
         "expected_initial_loss": plan.settings.expected_initial_loss,
         "loss_unit": plan.settings.evaluated.unit,
         "has_looks": plan.has_looks,
@@ -428,6 +434,15 @@ def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:
     except CorruptFile as damage:
         warnings.append(f"trial {trial.id}: its curve is left out, because {damage}")
         return pd.DataFrame()
+
+
+def _slope_of(curve: pd.DataFrame, objective: Objective) -> float:
+    """Return the steepest slope of a trial's curve; NaN without milestones."""
+    if objective.curve not in curve:
+        return math.nan
+    points = curve.dropna(subset=objective.curve)
+    values = objective.sign * points[objective.curve]
+    return steepest_slope(points["tokens"].to_list(), values.to_list())
 
 
 def curves_by_trial(sweep: SweepTables, metric: str) -> Iterator[tuple[str, Any, Any]]:

@@ -15,6 +15,7 @@ import pandas as pd
 from sweep.analysis.answer_data import join
 from sweep.config.arms import Arm
 from sweep.decision.curves import Floats
+from sweep.decision.equal_time import bound_time_ratios
 from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
 from sweep.trial.files import canonical_json
 from sweep.trial.timing import ArmTimes, Timing, timed_settings
@@ -82,6 +83,27 @@ def known_times(
         if len(rounds) == len(sizes):
             return _times_of_rounds(timing, rounds, trials)
     return _times_of_trials(trials, sizes)
+
+
+def time_ratios(
+    finals: pd.DataFrame, arms: Mapping[tuple[str, int], Arm], timing: Timing | None
+) -> tuple[Floats, Floats]:
+    """Bound the log ratios of the times that trials with a budget of time took, (k, k).
+
+    Args:
+        finals: as in `known_times`, with their labels.
+        arms: by label and batch size.
+        timing: measured steps, None without any.
+    """
+    groups = finals[np.isfinite(finals["value"])].groupby(["label", "batch_size"])
+    seconds = []
+    steps = {}
+    for key, arm in arms.items():
+        trials = groups.get_group(key) if key in groups.groups else finals.iloc[:0]
+        seconds.append(trials["seconds_training"].dropna().to_list())
+        steps[arm] = int(trials["steps_taken"].max()) if len(trials) else 0
+    rounds = None if timing is None else timing.seconds_of_trainings(steps)
+    return bound_time_ratios(seconds, rounds)
 
 
 def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> dict[int, ArmTimes]:

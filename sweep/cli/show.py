@@ -111,9 +111,12 @@ def _plan_facts(plan: Plan) -> str:
         facts.append(plan.settings.data)
     if plan.tokens_per_sequence > 1:
         facts.append(f"{plan.tokens_per_sequence} tokens per sequence")
-    counts = _ends_of(sorted({row.tokens for row in plan.trials}))
+    counts = _ends_of(sorted({row.tokens for row in plan.trials if row.tokens}))
     tokens = " to ".join(f"{count:,}" for count in counts)
-    facts.append(f"{tokens} {plan.settings.token_unit} a trial")
+    if plan.token_budget is None:
+        facts.append(f"{plan.settings.budget} of steps a trial")
+    if tokens:
+        facts.append(f"{tokens} {plan.settings.token_unit} a trial")
     facts.append(_describe_device(plan))
     return ", ".join(fact for fact in facts if fact)
 
@@ -145,8 +148,8 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
             "batch size": str(first.batch_size),
             "lr": _rates_of(rows),
             "trials": f"{len(rows)} tuning" if first.stage == "tune" else str(len(rows)),
-            "steps": f"{first.steps:,}",
-            "warmup": f"{first.warmup_steps:,}" if has_warmup else None,
+            "steps": f"{first.steps:,}" if first.tokens else "not timed yet",
+            "warmup": f"{first.warmup_steps:,}" if has_warmup and first.tokens else None,
             "microbatch": " × ".join(map(str, factors)),
             "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
             "time": _total_time(rows),
@@ -288,7 +291,8 @@ def _shortened_warmup(plan: Plan) -> str:
     minimum = plan.settings.schedule.warmup_min_steps
     if not plan.settings.workload.receives("warmup_steps"):
         return ""
-    shorter = {row.batch_size: row for row in plan.trials if row.warmup_steps < minimum}
+    planned = [row for row in plan.trials if row.tokens]
+    shorter = {row.batch_size: row for row in planned if row.warmup_steps < minimum}
     if not shorter:
         return ""
     steps = ", ".join(
@@ -316,7 +320,9 @@ def _undivided_batches(plan: Plan) -> str:
 def _about_tokens(plan: Plan) -> str | None:
     """Return a note if the tokens of the final trials differ; with a target they are a cap."""
     finals = [row for row in plan.trials if row.stage == "final"]
-    if plan.settings.target is not None or len({row.tokens for row in finals}) < 2:
+    if plan.awaits_times:
+        return "fixed once steps are timed, by `sweep run` or --timing"
+    if not plan.needs_common_tokens or len({row.tokens for row in finals}) < 2:
         return None
     text = "they differ between batch sizes, because equal counts would lose over 1 % of the budget"
     try:

@@ -74,5 +74,7 @@ class Services(Settings, use_attribute_docstrings=True):
     """Minutes without a step after which an attempt ends; at least 10 times its longest step."""
     no_user_code: Annotated[bool, Flag(Group.MODEL, commands=MEASURING)] = False
     """Refuse experiments that name code, as module:object."""
+    timing: Annotated[str | None, RunFlag(Group.DEVICES, metavar="FILE")] = None
+    """timing.json that fixes the tokens of a --budget of time; by default steps are timed here."""
     executor: Annotated[str, RunFlag(Group.DEVICES)] = "local"
     """The machines that run trials."""

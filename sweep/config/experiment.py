@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from sweep.config.arms import Arm
 from sweep.config.models import ModelSettings, Positive, ReplacedSize
-from sweep.config.numbers import parse_batches, parse_count
+from sweep.config.numbers import parse_batches, parse_budget, parse_count, seconds_of
 from sweep.config.objective import TOKENS_TO_TARGET, Objective
 from sweep.config.optimizers import OptimizerName, OptimizerSettings
 from sweep.config.schedule import ScheduleSettings
@@ -141,8 +141,8 @@ class Experiment(TrainingSettings):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # by default the file's
     question: str = ""  # shown to people
-    budget: Annotated[Count, RunFlag()]
-    """Training tokens of every trial: 327M, 3.2768e8."""
+    budget: Annotated[int | str, BeforeValidator(parse_budget), RunFlag()]
+    """Training tokens of every trial: 327M, 3.2768e8; or the time of its steps: 10min, 2h."""
     batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
     """Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."""
     data: Annotated[str | None, Flag()] = "tinystories"
@@ -184,6 +184,16 @@ class Experiment(TrainingSettings):
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
     noise_scale: NoiseSettings = NoiseSettings()
+
+    @property
+    def token_budget(self) -> int | None:
+        """Training tokens of every trial; None with a budget of time."""
+        return self.budget if isinstance(self.budget, int) else None
+
+    @property
+    def time_budget_seconds(self) -> float | None:
+        """Seconds of the training steps of every trial; None with a budget of tokens."""
+        return seconds_of(self.budget)
 
     @property
     def expected_initial_loss(self) -> float | None:
@@ -231,6 +241,7 @@ class Experiment(TrainingSettings):
         self._check_model()
         self._check_tuning()
         self._check_target()
+        self._check_time_budget()
         self.workload.refuse_unsuited(self.surroundings)
         return self
 
@@ -255,7 +266,8 @@ class Experiment(TrainingSettings):
             raise ValueError("tuning.dimensions must contain lr, each at most once. Write lr,beta2")
         if len({*self.optimizers, "none"}) <= len(self.optimizers):
             raise ValueError("optimizers must differ, and none is not one of them. Correct them")
-        if tuning.budget is not None and tuning.budget > self.budget:
+        budget = self.token_budget
+        if tuning.budget is not None and budget is not None and tuning.budget > budget:
             raise ValueError("tuning.budget must be at most the budget. Lower it")
 
     def _check_target(self) -> None:
@@ -270,3 +282,15 @@ class Experiment(TrainingSettings):
             raise ValueError("answer.other_targets must be above the target. Raise them")
         if self.tuning.budget is not None:
             raise ValueError("tuning.budget does not apply with a target. Leave it out")
+
+    def _check_time_budget(self) -> None:
+        """Refuse what needs a number of tokens that is the same at every batch size."""
+        if self.time_budget_seconds is None:
+            return
+        if self.target is not None:
+            raise ValueError("budget must be tokens with a target, whose cap it is. Write 4M")
+        if self.tuning.budget is not None:
+            raise ValueError("tuning.budget does not apply with a budget of time. Leave it out")
+        if self.workload.is_program:
+            problem = "budget must be tokens with a command, whose steps are not timed in advance"
+            raise ValueError(f"{problem}. Write 64k")

@@ -1,6 +1,7 @@
 """Numbers as people write them: 327M, 16GiB, 1,8,32, 1..512."""
 
 import json
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
-EXAMPLES = {"budget": "327.68M", "memory": "16GiB", "batches": "1,8,32"}
+MOST_SECONDS = 30 * 86400  # of a budget of time
+EXAMPLES = {"the budget": "327.68M or 10min", "budget": "327.68M", "memory": "16GiB", "batches": "1,8,32"}
 EXAMPLES |= {"max_seeds": "8", "seeds": "8, or auto"}
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # by unit
 
 
 def parse_count(text: str | int | float, subject: str = "number", least: int = 1) -> int:
@@ -30,6 +33,30 @@ def parse_count(text: str | int | float, subject: str = "number", least: int = 1
     if value > 10**18:
         raise SweepError(f"{subject} must be at most 1e18, got {text!r}. Lower it.")
     return int(value)
+
+
+def parse_budget(value: str | int | float) -> int | str:
+    """Read tokens, `327.68M`, or a time, `10min`, which is written in its largest whole unit."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*(d|h|min|s)\s*", str(value))
+    if match is None:
+        return parse_count(value, "the budget")
+    try:
+        seconds = Decimal(match[1]) * SECONDS[match[2]]
+    except ArithmeticError:
+        seconds = Decimal(0)
+    if not 1 <= seconds <= MOST_SECONDS:
+        problem = f"a time must be from 1 s to {MOST_SECONDS // 86400} d, got {value!r}"
+        raise SweepError(f"the budget: {problem}. Write it such as 10min or 2h.")
+    unit = next(unit for unit, size in SECONDS.items() if seconds % size == 0 or unit == "s")
+    return f"{(seconds / SECONDS[unit]).normalize():f}{unit}"
+
+
+def seconds_of(budget: int | str) -> float | None:
+    """Return the seconds of a budget of time, as `parse_budget` writes it; None for tokens."""
+    if isinstance(budget, int):
+        return None
+    unit = next(unit for unit in SECONDS if budget.endswith(unit))
+    return float(budget.removesuffix(unit)) * SECONDS[unit]
 
 
 def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, ...]:

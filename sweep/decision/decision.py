@@ -42,6 +42,8 @@ class Decision:
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned
+    # How far differences may lie below and above, whatever the losses, (..., k, k) each.
+    other_errors: tuple[Floats, Floats] | None = None
 
     @cached_property
     def differences(self) -> tuple[Floats, Floats]:
@@ -57,13 +59,16 @@ class Decision:
 
         The errors of three independent estimates, of a difference and of two regrets, are combined
         by their squares: the method of variance estimates recovery (Zou and Donner 2008,
-        doi:10.1002/sim.3095). The bounds of curves that are not clear are added instead.
+        doi:10.1002/sim.3095). The bounds of curves that are not clear are added instead, and so are
+        other errors.
         """
         estimate = self.difference
         below = np.square(half_width)
         above = below
         added_below = np.zeros(())
         added_above = np.zeros(())
+        if self.other_errors is not None:
+            added_below, added_above = self.other_errors
         if self.rates is not None:
             rates = self.rates
             regret = np.nan_to_num(rates.regret)
@@ -78,8 +83,8 @@ class Decision:
 
             least = np.where(rates.is_clear, 0.0, to_least)
             largest = np.where(rates.is_clear, 0.0, to_largest)
-            added_below = largest[..., :, None] + least[..., None, :]
-            added_above = least[..., :, None] + largest[..., None, :]
+            added_below = added_below + largest[..., :, None] + least[..., None, :]
+            added_above = added_above + least[..., :, None] + largest[..., None, :]
         return estimate, np.sqrt(below) + added_below, np.sqrt(above) + added_above
 
     @cached_property
@@ -117,12 +122,17 @@ class Decision:
         if self.rates is not None:
             bounds = {name: values[..., part] for name, values in vars(self.rates).items()}
             rates = RateBounds(**bounds)
+        other_errors = None
+        if self.other_errors is not None:
+            below, above = self.other_errors
+            other_errors = below[..., part, part], above[..., part, part]
         return Decision(
             mean=self.mean[..., part],
             variance=self.variance[..., part],
             difference=self.difference[..., part, part],
             half_width=self.half_width[..., part, part],
             rates=rates,
+            other_errors=other_errors,
         )
 
     def is_within(self, tolerance: float) -> Flags:

@@ -6,6 +6,7 @@ give it the same records, one from the trial folders, the other from the table o
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,17 +21,22 @@ from sweep.decision.curves import (
     stack_points,
 )
 from sweep.decision.decision import LOOKS, Counts, Decision, Flags, decide
+from sweep.decision.equal_time import ERROR, bound_time_ratios, errors_of_times, mean_slope
 from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
 from sweep.plan.rate_search import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS
+from sweep.trial.timing import Timing
 
 TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
 MOST_EQUAL_SEEDS = LOOKS[1]  # a coarse metric may give a few seeds the same value by chance
 
 
 def next_trials(
-    plan: Plan, experiment: Experiment, records: Sequence[TrialRecord]
+    plan: Plan,
+    experiment: Experiment,
+    records: Sequence[TrialRecord],
+    timing: Timing | None = None,
 ) -> list[PlannedTrial]:
     """Return the trials that `--seeds auto` adds; none once the answer is as clear as it can get.
 
@@ -41,6 +47,7 @@ def next_trials(
         plan: the plan of the sweep, with all its trials.
         experiment: what the command asks for: policy, batch sizes, tolerance and most seeds.
         records: how the trials of the plan ended; other policies are not used.
+        timing: measured steps, which only a budget of time needs.
     """
     arms = experiment.arms
     rows = finals_of(parse_policy(experiment.lr), plan.known_trials, arms)
@@ -56,7 +63,13 @@ def next_trials(
     points = stack_points(near_best)
     has_rates = np.isfinite(points.losses).any()
     rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
-    decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS)
+    near_best_or_none = points if has_rates else None
+    if experiment.time_budget_seconds is None:
+        decision = decide(losses, near_best_or_none, np.log(rates), LOOKS)
+    else:
+        decision = decide(losses, near_best_or_none, np.log(rates), LOOKS, ERROR)
+        errors = _errors_of_times(templates, records, timing)
+        decision = replace(decision, other_errors=errors)
 
     seeds = np.isfinite(losses).sum(-1)
     tuning_seeds = points.seeds.astype(int)
@@ -90,6 +103,28 @@ def next_trials(
 
     present = {row.id for row in plan.known_trials}
     return [row for row in added if row.id not in present]
+
+
+def _errors_of_times(
+    templates: Sequence[PlannedTrial], records: Sequence[TrialRecord], timing: Timing | None
+) -> tuple[Floats, Floats]:
+    """Return what the times of the final trials add to the errors of their losses."""
+    seconds: list[list[float]] = []
+    slopes: list[float] = []
+    for template in templates:
+        finals = [
+            record
+            for record in records
+            if record.row.stage == "final"
+            and record.row.arm == template.arm
+            and record.value is not None
+            and math.isfinite(record.value)
+        ]
+        seconds.append([record.seconds for record in finals if record.seconds])
+        slopes.append(mean_slope([record.slope for record in finals]))
+    steps = {template.arm: template.steps for template in templates}
+    rounds = None if timing is None else timing.seconds_of_trainings(steps)
+    return errors_of_times(*bound_time_ratios(seconds, rounds), slopes)
 
 
 def next_trainings(

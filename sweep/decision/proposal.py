@@ -152,9 +152,13 @@ def recorded_out(plan: Plan) -> str:
 def common_tokens(plan: Plan, batches: Collection[int]) -> dict[str, Any]:
     """Return the changes of settings that give all these batch sizes the same tokens.
 
+    None are needed with a budget of time.
+
     Raises:
         SweepError: if only a much larger budget does.
     """
+    if plan.token_budget is None:
+        return {}
     budget = common_budget(plan.token_budget, batches, plan.tokens_per_sequence)
     if budget > MOST_BUDGET_FACTOR * plan.token_budget:
         raise SweepError(
@@ -163,7 +167,7 @@ def common_tokens(plan: Plan, batches: Collection[int]) -> dict[str, Any]:
             "common multiple, in another --out."
         )
 
-    changes = {"budget": budget}
+    changes: dict[str, Any] = {"budget": budget}
     limit = plan.settings.tuning.budget
     if limit is not None and limit > budget:
         changes["tune_budget"] = budget
@@ -185,8 +189,8 @@ def propose_tuning(
     """
     sizes = sorted(batches)
     changes = {"batches": sizes, "lr": tuned_lr(plan), "seeds": "auto", **changes}
-    if plan.settings.target is not None:
-        return propose(plan, changes)  # a target is compared by tokens, which may differ
+    if plan.settings.target is not None or plan.token_budget is None:
+        return propose(plan, changes)  # tokens may differ
 
     present = {row.batch_size for row in plan.known_trials}
     tokens, _ = tokens_per_trial(plan.token_budget, {*sizes, *present}, plan.tokens_per_sequence)
@@ -214,7 +218,7 @@ def propose_answer(plan: Plan) -> Proposal | None:
     tuned = [row for row in finals if row.policy == tuned_lr(plan)]
     has_seeds = {row.arm for row in tuned if row.seed == LEAST_SEEDS - 1} == arms
     tokens = {row.tokens for row in tuned}
-    is_comparable = plan.settings.target is not None or len(tokens) == 1
+    is_comparable = not plan.needs_common_tokens or len(tokens) == 1
     if has_seeds and is_comparable:
         return None
 

@@ -30,6 +30,8 @@ class TrialRecord:
     state: State
     cause: Cause | None
     value: float | None  # `compared_value`; None if the trial has none
+    seconds: float | None = None  # of its training
+    slope: float | None = None  # `steepest_slope`, which only a budget of time needs
 
     @property
     def is_open(self) -> bool:

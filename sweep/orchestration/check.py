@@ -10,9 +10,9 @@ from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 from sweep.orchestration.executors.local import LocalExecutor
+from sweep.orchestration.holding import holding
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request
-from sweep.orchestration.runner import holding
 from sweep.plan.course import Course
 from sweep.plan.policies import parse_policy
 from sweep.plan.retry import Outcome, begin_attempt, microbatch_within
@@ -147,7 +147,8 @@ def _shortened(experiment: Experiment, steps: int) -> Experiment:
     if policy.is_tuned and experiment.tuning.centre:
         rate = experiment.tuning.centre
 
-    course = Course.of_settings(experiment, batch_size, experiment.budget)
+    assert experiment.token_budget is not None, "a command has a budget of tokens"
+    course = Course.of_settings(experiment, batch_size, experiment.token_budget)
     budget = course.tokens_at(max(1, min(steps, course.steps)))
     changes = {"batches": (batch_size,), "lr": repr(rate), "seeds": 1, "budget": budget}
     return experiment.model_copy(update=changes)

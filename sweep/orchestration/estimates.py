@@ -61,7 +61,7 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
     }
 
     tokens = _windows(plan, "train") * plan.tokens_per_sequence
-    if tokens:
+    if tokens and not plan.awaits_times:
         changes["epochs"] = max(row.tokens for row in plan.trials) / tokens
     return unestimated.model_copy(update=changes)
 
@@ -140,6 +140,8 @@ def estimate_seconds(
         course = plan.course(row)
         sequences = course.sequences_at(course.steps)
         training = course.steps * per_step + sequences * per_sequence
+        if settings.time_budget_seconds is not None:
+            training = settings.time_budget_seconds
         probed = 0.0  # sequences; the seconds of complete trials contain them
         if is_timed and plan.measures_noise(row):
             probed = settings.noise_scale.share * sequences

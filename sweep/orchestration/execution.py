@@ -5,6 +5,7 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
+from sweep.config.numbers import format_seconds
 from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
@@ -12,7 +13,9 @@ from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
+# Length of a plan, below which compiling on a CPU costs more than it saves.
+COMPILE_FLOPS = 10**13
+COMPILE_SECONDS = 100.0  # of training, which are about so many FLOPs
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -102,11 +105,25 @@ def reason_for_eager_steps(plan: Plan, machine: Machine) -> str | None:
     if device == "mps":
         return f"compiling is not supported on {device}"
 
-    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
-    if is_cpu and flops < COMPILE_FLOPS:
-        return f"the plan has only {flops:.1e} training FLOPs"
+    reason = _reason_by_length(plan)
+    if is_cpu and reason:
+        return reason
     if not machine.can_compile:
         return "no compiler on this machine"
+    return None
+
+
+def _reason_by_length(plan: Plan) -> str | None:
+    """Return why compiling would cost more than it saves; None if it pays."""
+    budget = plan.settings.time_budget_seconds
+    if budget is not None:
+        seconds = budget * len(plan.trials)
+        if seconds < COMPILE_SECONDS:
+            return f"the plan trains for only {format_seconds(seconds)}"
+        return None
+    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
+    if flops < COMPILE_FLOPS:
+        return f"the plan has only {flops:.1e} training FLOPs"
     return None
 
 

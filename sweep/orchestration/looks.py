@@ -1,12 +1,18 @@
 """`--seeds auto`: decide from the folder alone which trials the answer needs next."""
 
+import contextlib
+from dataclasses import replace
+
 from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
+from sweep.decision.equal_time import steepest_slope
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord, compared_value
+from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import parse_policy
 from sweep.trial.folder import SweepFolder
+from sweep.trial.timing import read_timing
 
 
 def trials_after_look(
@@ -18,8 +24,25 @@ def trials_after_look(
     """
     policy = parse_policy(experiment.lr).name
     rows = [row for row in plan.known_trials if row.policy == policy]
-    records = [read_trial_record(folder, row, plan.settings.objective) for row in rows]
-    return next_trials(plan, experiment, records)
+    objective = plan.settings.objective
+    records = [read_trial_record(folder, row, objective) for row in rows]
+    timing = None
+    if experiment.time_budget_seconds is not None:
+        records = [_with_slope(record, folder, objective) for record in records]
+        with contextlib.suppress(CorruptFile):  # the times of the trials are left
+            timing = read_timing(folder, plan.sweep_uid)
+    return next_trials(plan, experiment, records, timing)
+
+
+def _with_slope(record: TrialRecord, folder: SweepFolder, objective: Objective) -> TrialRecord:
+    """Return the record of a final trial with the slope of its curve."""
+    if record.row.stage != "final":
+        return record
+    lines = folder.trial(str(record.row.id)).find_metrics()
+    points = [line for line in lines if line.get(objective.curve) is not None]
+    tokens = [line["tokens"] for line in points]
+    values = [objective.sign * line[objective.curve] for line in points]
+    return replace(record, slope=steepest_slope(tokens, values))
 
 
 def read_trial_record(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> TrialRecord:
@@ -29,7 +52,8 @@ def read_trial_record(folder: SweepFolder, row: PlannedTrial, objective: Objecti
     result = trial.find_result()
     metric = None if result is None else result.as_row().get(objective.name)
     value = compared_value(status.state, status.cause, metric, objective)
-    return TrialRecord(row, status.state, status.cause, value)
+    seconds = None if result is None else result.seconds_training
+    return TrialRecord(row, status.state, status.cause, value, seconds)
 
 
 def trial_value(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> float | None:

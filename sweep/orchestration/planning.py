@@ -22,9 +22,11 @@ from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.request import Request
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Inputs, Plan, build_plan, load_plan, requested_ids
+from sweep.plan.time_budget import tokens_in_time
 from sweep.tracking.store import read_record
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.timing import Timing, write_timing
 
 LOG = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Planned:
     plan: Plan
     requested: tuple[str, ...]  # ids of the trials that the command names
     experiment: Experiment  # the command's; the plan's settings are those of the whole folder
+    timing: Timing | None = None  # that fixed tokens, and is still to be written
 
     @property
     def adds_seeds(self) -> bool:
@@ -47,6 +50,13 @@ class Planned:
         named = {None, *self.requested}
         rows = tuple(row for row in self.plan.trials if row.id in named)
         return self.plan.model_copy(update={"trials": rows})
+
+    def with_tokens_by(self, timing: Timing) -> "Planned":
+        """Return the plan with the tokens that trials of a budget of time have by these times."""
+        known = {row.id for row in self.plan.known_trials}
+        plan = self.plan.with_tokens(tokens_in_time(self.plan, timing))
+        added = [str(row.id) for row in plan.known_trials if row.id not in known]
+        return replace(self, plan=plan, requested=(*self.requested, *added), timing=timing)
 
 
 def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
@@ -154,8 +164,11 @@ def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:
     return plan if has_results else None
 
 
-def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
-    """Write a plan with the trials on disk, and config.json of every trial that has none."""
+def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> Plan:
+    """Write a plan with the trials on disk, and config.json of every trial that has none.
+
+    If there is a `timing`, it has fixed their tokens, and is written too.
+    """
     stored = _find_plan(folder, plan.code)  # another command may have written it meanwhile
     if stored is not None:
         plan = grow_plan(stored, plan, folder.path)
@@ -173,6 +186,8 @@ def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
 
     saved = plan.model_copy(update={"trials": plan.known_trials})
     write_json(folder.plan_path, saved.model_dump(mode="json"))
+    if timing is not None:
+        write_timing(folder, timing.model_copy(update={"sweep_uid": plan.sweep_uid}))
     return plan
 
 

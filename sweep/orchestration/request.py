@@ -65,6 +65,8 @@ def read_request(
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
     refuse_without_effect(parsed, settings)
+    if services.timing is not None and parsed.time_budget_seconds is None:
+        raise SweepError("--timing needs a --budget of time, such as 10min. Leave it out.")
 
     path = Path(out) if out else Path("results") / parsed.name
     refuse_links(path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sweep.config.execution import Services
 from sweep.config.optimizers import optimizer_facts
-from sweep.errors import FolderInUse, SweepError
+from sweep.errors import SweepError
 from sweep.orchestration.estimates import refuse_small_disk
 from sweep.orchestration.executors.base import Executor
 from sweep.orchestration.executors.build import (
@@ -19,6 +19,7 @@ from sweep.orchestration.executors.build import (
     find_executor,
     refuse_unusable_services,
 )
+from sweep.orchestration.holding import holding
 from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.looks import trials_after_look
 from sweep.orchestration.planning import Planned, refuse_unwritable, save_plan
@@ -30,9 +31,7 @@ from sweep.plan.retry import is_to_run
 from sweep.signals import handle_unless_ignored
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import check_answers, is_mirrored, read_record, recorded_uri
-from sweep.trial.files import remove
 from sweep.trial.folder import SweepFolder
-from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 from sweep.trial.status import Cause, State, TrialStatus, overall_state
 
 LOG = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ def run_plan(
         stack.callback(executor.close)
         refuse_small_disk(planned.plan, folder, len(executor.slots))
         get_inputs(planned.plan, folder)
-        plan = save_plan(planned.plan, folder)
+        plan = save_plan(planned.plan, folder, planned.timing)
         schedule = Scheduler(
             plan, folder, executor, retried_causes, on_change, services.stall_minutes
         )
@@ -192,41 +191,6 @@ def _rounds(
         if not rows or time.monotonic() >= end:
             break
         yield schedule.add(rows)
-
-
-def _take_lease(folder: SweepFolder, is_new: bool) -> Lease:
-    """Take the sweep's lock; if the file system has no locks, leave nothing in a new folder."""
-    try:
-        return Lease(folder.lock_path)
-    except FolderInUse:
-        raise
-    except SweepError:
-        if is_new:
-            folder.lock_path.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def holding(folder: SweepFolder) -> Iterator[None]:
-    """Hold the sweep's lock, or raise FolderInUse. If no plan is written, leave no new folder."""
-    created = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
-    folder.path.mkdir(parents=True, exist_ok=True)
-    try:
-        refuse_live_owner_elsewhere(folder.lock_path)
-        with _take_lease(folder, is_new=bool(created)):
-            folder.stop_path.unlink(missing_ok=True)  # meant for an earlier command
-            for part in folder.half_written():
-                remove(part)
-            try:
-                yield
-            finally:
-                if not folder.plan_path.exists():
-                    folder.lock_path.unlink(missing_ok=True)
-                    folder.stop_path.unlink(missing_ok=True)
-    finally:
-        for path in created:
-            with contextlib.suppress(OSError):  # not empty
-                path.rmdir()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""Measure the times of a sweep's steps: at the end of `sweep run`, and for `sweep time`."""
+"""Measure the times of a sweep's steps: at the end of `sweep run`, and for `sweep time`.
+
+With a budget of time, `sweep run` measures them at its start, which fixes the tokens of the trials.
+"""
 
 import contextlib
 import logging
@@ -10,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from sweep.config.arms import Arm
-from sweep.config.execution import Execution
+from sweep.config.execution import Execution, Services
 from sweep.config.trial import TrialConfig
 from sweep.decision.times import rounds_needed
 from sweep.errors import CorruptFile, FolderInUse, SweepError, WorkerDied, cut
@@ -23,6 +27,9 @@ from sweep.orchestration.execution import (
     inspect_machine,
     reason_for_eager_steps,
 )
+from sweep.orchestration.executors.build import find_executor
+from sweep.orchestration.holding import holding
+from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan
 from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS, TimingRequest
 from sweep.training.process import FreshProcess, run_job
@@ -30,7 +37,15 @@ from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked
 from sweep.trial.result import Result
 from sweep.trial.status import TrialStatus, has_failed
-from sweep.trial.timing import TOO_SHORT, ArmTimes, Timing, read_timing, write_timing
+from sweep.trial.timing import (
+    TOO_SHORT,
+    ArmTimes,
+    Timing,
+    read_timing,
+    read_timing_file,
+    timed_settings,
+    write_timing,
+)
 
 LOG = logging.getLogger(__name__)
 TRAINING_SHARE = 0.1  # largest ratio of timing to training time in `sweep run`
@@ -120,6 +135,9 @@ class DueTiming:
             device=result.device,
             execution=result.execution,
             precision=self.plan.settings.precision,
+            model=self.plan.model.name,
+            parameters=self.plan.model.parameters,
+            tokens_per_sequence=self.plan.tokens_per_sequence,
             torch_version=result.torch_version or "",
             has_real_batches=False,
             rounds=0,
@@ -209,7 +227,9 @@ def time_ended_sweep(
     try:
         with silence():
             deadline = time.monotonic() + due.seconds
-            timing = _time_in_process(plan, configs, SECONDS_PER_ARM, deadline, is_stopping)
+            timing = _time_in_process(
+                plan, configs, SECONDS_PER_ARM, deadline, is_stopping, evaluates=False
+            )
     except SweepError as error:
         again = f"`sweep time {folder.path}` tries again"
         LOG.warning("The steps could not be timed: %s. %s.", str(error).rstrip("."), again)
@@ -253,12 +273,7 @@ def time_folder(
     if is_locked(folder.lock_path):
         problem = "is in use by a command, which would disturb the times"
         raise FolderInUse(f"{folder.path} {problem}. Wait for it, or call `sweep stop`.")
-    reason = plan.why_untimed
-    if reason:
-        raise SweepError(
-            f"steps that are timed side by side must run in one process of sweep, got {reason}. "
-            "The times of its trials count; add seeds for intervals."
-        )
+    _refuse_untimed(plan)
     sizes = microbatch_sizes(plan, read_statuses(plan, folder))
     if not sizes:
         raise SweepError(f"{folder.path} must have a trial that has not failed. Run it first.")
@@ -272,10 +287,101 @@ def time_folder(
         plan = plan.model_copy(update={"execution": execution})
 
     configs = configs_to_time(plan, folder, sizes)
-    timing = _time_in_process(plan, configs, seconds_per_arm, math.inf, lambda: False)
+    timing = _time_in_process(plan, configs, seconds_per_arm)
     assert timing is not None, "nothing has stopped it"
     write_timing(folder, timing)
     return timing
+
+
+def fix_tokens(planned: Planned, folder: SweepFolder, services: Services) -> Planned:
+    """Fix the tokens of a budget of time, unless all trials have theirs.
+
+    The times are those of --timing, or else of steps that are timed here.
+    """
+    plan = planned.plan
+    if not plan.awaits_times:
+        return planned
+    if services.timing is not None:
+        return planned.with_tokens_by(load_timing(Path(services.timing), plan))
+    if find_executor(services.executor).is_elsewhere:
+        raise SweepError(
+            "the steps of a budget of time must be timed where they run, got the executor "
+            f"{services.executor!r}. Call `sweep time` there, and give its file as --timing."
+        )
+    with holding(folder):
+        return planned.with_tokens_by(_time_plan(plan, folder))
+
+
+def _time_plan(plan: Plan, folder: SweepFolder) -> Timing:
+    """Time the steps of all arms of a plan, before it is written."""
+    _refuse_untimed(plan)
+    budget = plan.settings.budget
+    LOG.info(f"Timing steps, which fixes the {plan.settings.token_unit} of {budget}")
+    sizes = {row.arm: row.microbatch_size for row in plan.trials}
+    sizes |= microbatch_sizes(plan, read_statuses(plan, folder))
+    configs = configs_to_time(plan, folder, sizes)
+    timing = _time_in_process(plan, configs, SECONDS_PER_ARM, evaluates=False)
+    assert timing is not None, "nothing has stopped it"
+    if any(times.is_loaded for times in timing.arms):
+        LOG.warning(
+            "Other programs slowed the steps, whose times fix the %s of all trials. To time them "
+            "again on an idle machine, stop this command and choose another --out.",
+            plan.settings.token_unit,
+        )
+    return timing
+
+
+def load_timing(path: Path, plan: Plan) -> Timing:
+    """Read a timing.json that fixes the tokens of a plan, and refuse one of other steps."""
+    timing = read_timing_file(path)
+    if timing is None:
+        raise SweepError(f"{path} must exist. Write it by `sweep time`.")
+    difference = _difference_of_steps(timing, plan)
+    if difference:
+        raise SweepError(
+            f"{path} must time the steps of this sweep, but {difference}. Call `sweep time` for a "
+            "sweep like this one."
+        )
+    return timing
+
+
+def _difference_of_steps(timing: Timing, plan: Plan) -> str:
+    """Describe how the steps that were timed differ from those of a plan; "" if they do not."""
+    if not timing.rounds:
+        return f"it has no rounds: {timing.reason}"
+    settings = timed_settings(plan.execution.model_dump(mode="json"))
+    timed = timed_settings(timing.execution)
+    if plan.execution.device_type != "cpu":
+        timed["threads"] = settings["threads"]
+    settings |= {
+        "precision": plan.settings.precision,
+        "model": plan.model.name,
+        "parameters": plan.model.parameters,
+        "tokens_per_sequence": plan.tokens_per_sequence,
+    }
+    for name, value in settings.items():
+        other = timed[name] if name in timed else getattr(timing, name)
+        if other != value:
+            return f"{name} is {other} there and {value} here"
+    for row in plan.trials:
+        times = timing.times_of(row.arm)
+        if times is None:
+            return f"it lacks {row.arm.label}"
+        if times.microbatch_size != row.microbatch_size:
+            return (
+                f"at {row.arm.label} the microbatch is {times.microbatch_size} there "
+                f"and {row.microbatch_size} here"
+            )
+    return ""
+
+
+def _refuse_untimed(plan: Plan) -> None:
+    reason = plan.why_untimed
+    if reason:
+        raise SweepError(
+            f"steps that are timed side by side must run in one process of sweep, got {reason}. "
+            "The times of its trials count; add seeds for intervals."
+        )
 
 
 def _plan_on(plan: Plan, folder: SweepFolder, machine: Machine) -> Plan:
@@ -292,12 +398,13 @@ def _time_in_process(
     plan: Plan,
     configs: Mapping[Arm, TrialConfig],
     seconds_per_arm: float,
-    deadline: float,
-    is_stopping: Callable[[], bool],
+    deadline: float = math.inf,
+    is_stopping: Callable[[], bool] = lambda: False,
+    evaluates: bool = True,
 ) -> Timing | None:
-    """Time the steps of these arms in a fresh process; None if it was stopped.
+    """Time the steps of these arms in a fresh process, and an evaluation if it is asked for.
 
-    An evaluation is timed too, unless there is a deadline.
+    None if it was stopped.
     """
     request = TimingRequest(
         configs=configs,
@@ -305,7 +412,7 @@ def _time_in_process(
         rounds=rounds_needed(len(configs)),
         seconds_per_arm=seconds_per_arm,
         deadline=deadline,
-        evaluates=deadline == math.inf,
+        evaluates=evaluates,
     )
     process = FreshProcess(time_arms, request)
     has_stopped = False

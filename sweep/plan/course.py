@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from sweep.config.experiment import TrainingSettings
+from sweep.config.numbers import format_seconds
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
@@ -80,6 +81,22 @@ def tokens_per_trial(
 
     tokens = {batch: budget // step * step for batch, step in step_tokens.items()}
     return tokens, len(set(tokens.values())) == 1
+
+
+def steps_within(seconds: float, seconds_per_step: float, batch_size: int) -> int:
+    """Return the whole steps of a budget of time.
+
+    Raises:
+        SweepError: if it is less than a step.
+    """
+    steps = math.floor(seconds / seconds_per_step)
+    if steps < 1:
+        raise SweepError(
+            f"the budget must hold at least one step of batch size {batch_size}, which takes "
+            f"{format_seconds(seconds_per_step)}, got {format_seconds(seconds)}. Raise --budget, "
+            "or leave this batch size out."
+        )
+    return steps
 
 
 def common_budget(budget: int, batches: Collection[int], tokens_per_sequence: int) -> int:

@@ -39,19 +39,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             f"rates only, but {difference}. Choose another --out for another question."
         )
 
-    batches = {row.batch_size for row in (*old.trials, *new.trials)}
-    tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
-    tuning_budget = old.settings.tuning.budget if was_tuned else None
-    tuning_tokens, _ = tokens_per_trial(
-        tuning_budget or old.token_budget, batches, old.tokens_per_sequence, is_of_tuning=True
-    )
-    for row in old.trials:
-        if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
-            raise SweepError(
-                "added batch sizes must not change the others, but batch size "
-                f"{row.batch_size} would no longer have {row.steps} steps. Choose another --out."
-            )
-
+    are_common = _refuse_other_tokens(old, new)
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
 
@@ -61,7 +49,8 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     commands = old.commands
     unrecorded = {*old.unrecorded}
     measures_more = noise_scale != old.settings.noise_scale
-    if added or measures_more or new.has_looks:  # with looks, seeds follow
+    follow = new.has_looks or new.awaits_times  # trials that are not known yet
+    if added or measures_more or follow:
         commands += new.commands
         unrecorded |= {*new.unrecorded}
 
@@ -85,6 +74,37 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             **new.model_dump(include=ESTIMATES, exclude_none=True),
         }
     )
+
+
+def _refuse_other_tokens(old: Plan, new: Plan) -> bool:
+    """Refuse new trials with which others would need other tokens; return whether all are equal."""
+    batches = {row.batch_size for row in (*old.trials, *new.trials)}
+    if old.token_budget is None:
+        fixed = {row.arm: row.tokens for row in old.trials}
+        if any(row.tokens != fixed.get(row.arm, row.tokens) for row in new.trials):
+            raise SweepError("another command has timed these batch sizes. Run the command again.")
+        return len({row.tokens for row in (*old.trials, *new.trials)}) == 1
+
+    tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
+    tuning_tokens, _ = tokens_per_trial(
+        _tuning_budget(old) or old.token_budget,
+        batches,
+        old.tokens_per_sequence,
+        is_of_tuning=True,
+    )
+    for row in old.trials:
+        if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
+            raise SweepError(
+                "added batch sizes must not change the others, but batch size "
+                f"{row.batch_size} would no longer have {row.steps} steps. Choose another --out."
+            )
+    return are_common
+
+
+def _tuning_budget(plan: Plan) -> int | None:
+    """Return the tokens of tuning trials; None if there are none, or their budget is the sweep's."""
+    was_tuned = any(is_tuned(row.policy) for row in plan.trials)
+    return plan.settings.tuning.budget if was_tuned else None
 
 
 def _shared_settings(plan: Plan, excluded: set[str]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The plan: every trial of a sweep with its id, steps and accumulation."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_serializer
 
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.experiment import EvaluationSettings, Experiment, NoiseSettings
+from sweep.config.experiment import Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
 from sweep.config.optimizers import OptimizerSettings
 from sweep.config.settings import Settings, parse_settings
@@ -33,7 +33,10 @@ SweepCommand = Annotated[tuple[str, ...], AfterValidator(_begin_with_sweep_run)]
 
 
 class PlannedTrial(Settings):
-    """One row of the plan. `id` and `learning_rate` are null until tuning decides them."""
+    """One row of the plan. `id` and `learning_rate` are null until tuning decides them.
+
+    With a budget of time, `id` and the counts are null until steps are timed.
+    """
 
     id: Annotated[str, Field(pattern=f"^{TRIAL_ID.pattern}$")] | None = None
     stage: Literal["final", "tune"] = "final"
@@ -45,9 +48,9 @@ class PlannedTrial(Settings):
     beta2: float
     weight_decay: float
     warmup_min_steps: int
-    tokens: int
-    steps: int
-    warmup_steps: int
+    tokens: int = 0  # it, the steps and the warmup are 0 until steps are timed, in JSON null
+    steps: int = 0
+    warmup_steps: int = 0
     devices: int
     microbatch_size: int
     gradient_accumulation_steps: int
@@ -57,6 +60,10 @@ class PlannedTrial(Settings):
     @property
     def arm(self) -> Arm:
         return Arm(self.optimizer, self.batch_size)
+
+    @field_serializer("tokens", "steps", "warmup_steps")
+    def _write_count(self, count: int) -> int | None:
+        return count if self.tokens else None
 
 
 class Inputs(Settings):
@@ -91,7 +98,7 @@ class Plan(Inputs):
     execution: Execution
     model: PlannedModel
     tokens_per_sequence: int
-    token_budget: int
+    token_budget: int | None  # None with a budget of time
     tokens_are_common: bool
     epochs: float | None = None  # most of any trial; None until the text is tokenized
     disk_bytes: int | None = None
@@ -123,7 +130,16 @@ class Plan(Inputs):
         return Science(**{name: fields[name] for name in names})
 
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
-        """Return the config of a trial; one without a rate is only to be timed or forecast."""
+        """Return the config of a trial.
+
+        One without a rate is only to be timed or forecast, and so is the step of one without
+        tokens.
+        """
+        if not row.tokens:
+            step = row.batch_size * self.tokens_per_sequence
+            settings = _resolve_evaluation(self.settings, step)
+            row = _with_tokens(self, row, step)
+            return self.model_copy(update={"settings": settings}).trial_config(row, sweep)
         tuning_budget = None
         if row.stage == "tune":
             tuning_budget = self.settings.tuning.budget
@@ -160,7 +176,23 @@ class Plan(Inputs):
     def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
         """Return a row with its rate, other tuned values by field, and therefore its id."""
         row = row.model_copy(update={"learning_rate": rate, **tuned})
+        if not row.tokens:  # which are part of the id
+            return row
         return row.model_copy(update={"id": trial_id(self.science(row, rate))})
+
+    def with_tokens(self, tokens: Mapping[Arm, int]) -> "Plan":
+        """Return the plan with the tokens of the trials that have none, by arm."""
+        most = max(tokens.values())
+        plan = self.model_copy(update={"settings": _resolve_evaluation(self.settings, most)})
+        rows = []
+        for row in plan.trials:
+            if not row.tokens:
+                row = _with_tokens(plan, row, tokens[row.arm])
+                if row.learning_rate is not None:
+                    row = plan.with_rate(row, row.learning_rate)
+            rows.append(row)
+        are_common = len({row.tokens for row in rows}) == 1
+        return plan.model_copy(update={"trials": tuple(rows), "tokens_are_common": are_common})
 
     def with_rate_of(self, winner: PlannedTrial, row: PlannedTrial) -> PlannedTrial:
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
@@ -186,7 +218,17 @@ class Plan(Inputs):
     @property
     def awaits_rates(self) -> bool:
         """True if some final trials still need their rate."""
-        return len(self.known_trials) < len(self.trials)
+        return any(row.learning_rate is None for row in self.trials)
+
+    @property
+    def awaits_times(self) -> bool:
+        """True if some trials have no tokens yet, because a budget of time was not measured."""
+        return not all(row.tokens for row in self.trials)
+
+    @property
+    def needs_common_tokens(self) -> bool:
+        """True if losses can be compared only if all batch sizes train on the same tokens."""
+        return self.settings.target is None and self.token_budget is not None
 
     @property
     def largest_step(self) -> tuple[int, bool]:
@@ -248,23 +290,22 @@ def build_plan(
 ) -> Plan:
     """Plan every trial; those of the `old` plan share the token count and keep their rates."""
     policy = parse_policy(experiment.lr)
-    tokens_per_sequence = experiment.tokens_per_sequence
     old_rows = old.known_trials if old else ()
-    batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    tokens, are_common = tokens_per_trial(experiment.budget, batches, tokens_per_sequence)
-    resolved = {
-        "evaluation": _resolve_evaluation(experiment),
-        "optimizer": _resolve_optimizer(experiment),
-    }
+    tokens, are_common = _tokens_of_arms(experiment, old_rows)
+    settings = experiment.model_copy(update={"optimizer": _resolve_optimizer(experiment)})
+    if experiment.token_budget is not None:
+        settings = _resolve_evaluation(settings, experiment.token_budget)
+    elif old is not None and old.settings.evaluation.sequences is not None:
+        settings = _resolve_evaluation(settings, sequences=old.settings.evaluation.sequences)
     model = PlannedModel(name=experiment.model.name, replaced_sizes=experiment.replaced_sizes)
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
-        settings=experiment.model_copy(update=resolved),
+        settings=settings,
         execution=execution,
         model=model,
-        tokens_per_sequence=tokens_per_sequence,
-        token_budget=experiment.budget,
+        tokens_per_sequence=experiment.tokens_per_sequence,
+        token_budget=experiment.token_budget,
         tokens_are_common=are_common,
         commands=(command,) if command else (),
         unrecorded=unrecorded,
@@ -274,18 +315,17 @@ def build_plan(
     winners = {row.arm: row for row in finals_of(policy, old_rows, experiment.arms)}
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
-        budget = experiment.tuning.budget or experiment.budget
-        tuning_tokens, _ = tokens_per_trial(budget, batches, tokens_per_sequence, is_of_tuning=True)
+        tuning_tokens, _ = _tokens_of_arms(experiment, old_rows, is_of_tuning=True)
         for arm in experiment.arms:
             if arm in winners:
                 continue
-            row = _plan_arm(plan, policy, arm, tuning_tokens)
+            row = _plan_arm(plan, policy, arm, tuning_tokens[arm])
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
             centre = plan.tuning_centre(policy, row.arm)
             rows += [plan.with_rate(row, centre * factor) for factor in GRID]
 
     for arm in experiment.arms:
-        final = _plan_arm(plan, policy, arm, tokens)
+        final = _plan_arm(plan, policy, arm, tokens[arm])
         seeds = experiment.seeds or policy.default_seeds
         if seeds == "auto":
             present = (row.seed + 1 for row in finals_of(policy, old_rows, [arm]))
@@ -300,14 +340,43 @@ def build_plan(
     return plan.model_copy(update={"trials": tuple(rows)})
 
 
-def _resolve_evaluation(experiment: Experiment) -> EvaluationSettings:
-    """Return the settings of evaluations with the number of their sequences."""
+def _tokens_of_arms(
+    experiment: Experiment, old_rows: Sequence[PlannedTrial], is_of_tuning: bool = False
+) -> tuple[dict[Arm, int], bool]:
+    """Return the tokens of trials by arm, and whether they are equal for all batch sizes.
+
+    With a budget of time, an arm without earlier trials has 0.
+    """
+    budget = experiment.token_budget
+    if budget is None:
+        fixed = {row.arm: row.tokens for row in old_rows}
+        tokens = {arm: fixed.get(arm, 0) for arm in experiment.arms}
+        return tokens, len({*tokens.values(), *fixed.values()}) == 1
+
+    if is_of_tuning and experiment.tuning.budget is not None:
+        budget = experiment.tuning.budget
+    batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
+    by_size, are_common = tokens_per_trial(
+        budget, batches, experiment.tokens_per_sequence, is_of_tuning
+    )
+    return {arm: by_size[arm.batch_size] for arm in experiment.arms}, are_common
+
+
+def _resolve_evaluation(
+    experiment: Experiment, tokens: int = 0, sequences: int | None = None
+) -> Experiment:
+    """Return the experiment with a number of sequences of each evaluation, if it has none.
+
+    It is the given one, or follows from the most tokens of a trial.
+    """
     evaluation = experiment.evaluation
     if evaluation.sequences is not None:
-        return evaluation
-    tokens = min(262_144, experiment.budget // 100)
-    sequences = max(8, -(-tokens // experiment.tokens_per_sequence))
-    return evaluation.model_copy(update={"sequences": sequences})
+        return experiment
+    if sequences is None:
+        wanted = min(262_144, tokens // 100)
+        sequences = max(8, -(-wanted // experiment.tokens_per_sequence))
+    evaluation = evaluation.model_copy(update={"sequences": sequences})
+    return experiment.model_copy(update={"evaluation": evaluation})
 
 
 def _resolve_optimizer(experiment: Experiment) -> OptimizerSettings:
@@ -350,27 +419,33 @@ def finals_of(
     ]
 
 
-def _plan_arm(plan: Plan, policy: Policy, arm: Arm, counts: Mapping[int, int]) -> PlannedTrial:
-    """Plan a trial of an arm; the seed, the rate and the id are filled in later."""
-    tokens_per_sequence = plan.tokens_per_sequence
-    batch = arm.batch_size
+def _plan_arm(plan: Plan, policy: Policy, arm: Arm, tokens: int) -> PlannedTrial:
+    """Plan a trial of an arm; the seed, the rate and the id are filled in later.
+
+    `tokens` are 0 if they are not known yet.
+    """
     optimizer = policy.optimizer_at(
-        batch, tokens_per_sequence, plan.settings.optimizer.of(arm.optimizer)
+        arm.batch_size, plan.tokens_per_sequence, plan.settings.optimizer.of(arm.optimizer)
     )
     schedule = policy.adapt_schedule(plan.settings.schedule)
-    course = Course.of_settings(plan.settings, batch, counts[batch])
-    return PlannedTrial(
+    row = PlannedTrial(
         policy=policy.name,
         optimizer=arm.optimizer,
-        batch_size=batch,
+        batch_size=arm.batch_size,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
         warmup_min_steps=schedule.warmup_min_steps,
-        tokens=counts[batch],
-        steps=course.steps,
-        warmup_steps=warmup_steps(course.steps, schedule),
-        **_split_batch(plan, batch),
+        **_split_batch(plan, arm.batch_size),
     )
+    return _with_tokens(plan, row, tokens) if tokens else row
+
+
+def _with_tokens(plan: Plan, row: PlannedTrial, tokens: int) -> PlannedTrial:
+    """Return a row with its tokens, and the steps that follow from them."""
+    schedule = plan.settings.schedule.model_copy(update={"warmup_min_steps": row.warmup_min_steps})
+    steps = Course.of_settings(plan.settings, row.batch_size, tokens).steps
+    warmup = warmup_steps(steps, schedule)
+    return row.model_copy(update={"tokens": tokens, "steps": steps, "warmup_steps": warmup})
 
 
 def _split_batch(plan: Plan, batch: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Times of steps, measured side by side: the keys of timing.json, its reader and its writer."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -11,6 +12,7 @@ from sweep.trial.files import find_json, write_json
 from sweep.trial.folder import SweepFolder
 
 LEAST_CPU_SHARE = 0.9  # below it, other programs have slowed the steps
+REMEDY = "Restore it from a copy, or remove it and call `sweep time`."
 TOO_SHORT = "a tenth of the training time is too short for one round"
 # Keys of an execution on which the time of a step depends, apart from the device's number.
 TIMED_BY = (
@@ -70,6 +72,12 @@ class Timing(_Record):
     """Device, threads, compilation and more, as in result.json."""
     precision: str
     """fp32, bf16 or bf16-pure."""
+    model: str | None = None
+    """Name of the model; null in older files."""
+    parameters: int | None = None
+    """Parameters of the model; null in older files."""
+    tokens_per_sequence: int | None = None
+    """Tokens of a sequence, 1 for examples without tokens; null in older files."""
     torch_version: str
     """Version of torch."""
     has_real_batches: bool
@@ -95,6 +103,16 @@ class Timing(_Record):
         """Return the times of an arm; None if it was not timed."""
         return next((times for times in self.arms if times.arm == arm), None)
 
+    def seconds_of_trainings(self, steps: Mapping[Arm, int]) -> list[list[float]] | None:
+        """Return for each arm the seconds of its steps by each round; None if one was not timed."""
+        seconds = []
+        for arm, count in steps.items():
+            times = self.times_of(arm)
+            if times is None or not times.seconds_per_step:
+                return None
+            seconds.append([count * one for one in times.seconds_per_step])
+        return seconds
+
     def covers(self, microbatch_sizes: Mapping[Arm, int]) -> bool:
         """Return True if it is about all of these arms, with these microbatches."""
         timed = {times.arm: times.microbatch_size for times in self.arms}
@@ -114,24 +132,31 @@ def timed_settings(execution: Mapping[str, Any]) -> dict[str, Any]:
     return {"device": device_type, **{name: execution.get(name) for name in TIMED_BY}}
 
 
-def read_timing(folder: SweepFolder, sweep_uid: str) -> Timing | None:
-    """Read timing.json; None without one.
+def read_timing_file(path: Path) -> Timing | None:
+    """Read a timing.json; None without one.
 
     Raises:
-        CorruptFile: it is damaged, or of another sweep than the one with this uid.
+        CorruptFile: it is damaged.
     """
-    path = folder.timing_path
     document = find_json(path)
     if document is None:
         return None
     del document["format_version"]
-    remedy = "Restore it from a copy, or remove it and call `sweep time`."
     try:
-        timing = Timing.model_validate(document)
+        return Timing.model_validate(document)
     except ValidationError as error:
-        raise CorruptFile(f"{path} lacks what measured times have. {remedy}") from error
-    if timing.sweep_uid != sweep_uid:
-        raise CorruptFile(f"{path} belongs to another sweep. {remedy}")
+        raise CorruptFile(f"{path} lacks what measured times have. {REMEDY}") from error
+
+
+def read_timing(folder: SweepFolder, sweep_uid: str) -> Timing | None:
+    """Read the timing.json of a sweep; None without one.
+
+    Raises:
+        CorruptFile: it is damaged, or of another sweep than the one with this uid.
+    """
+    timing = read_timing_file(folder.timing_path)
+    if timing is not None and timing.sweep_uid != sweep_uid:
+        raise CorruptFile(f"{folder.timing_path} belongs to another sweep. {REMEDY}")
     return timing
 
 

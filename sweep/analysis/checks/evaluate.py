@@ -29,8 +29,13 @@ def check_rows(table: TrialTable) -> list[Check]:
 
 
 def _is_about(definition: CheckDefinition, table: TrialTable) -> bool:
-    """Return False if such a table never has the columns of a check, or trains to a target."""
+    """Return False for a table that never has the columns of a check.
+
+    Also for one with a target, or a budget of time, if the check needs what this leaves out.
+    """
     if table.has_target and definition.needs_equal_budgets:
+        return False
+    if table.has_time_budget and definition.needs_equal_tokens:
         return False
     return set(definition.needs) <= set(table.rows)
 

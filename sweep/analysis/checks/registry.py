@@ -84,6 +84,7 @@ class CheckDefinition:
     blocks_claims: bool = False  # no claim about the best batch size is made while it fails
     needs: tuple[str, ...] = ()  # columns; a table in which one of them is empty is not checked
     needs_equal_budgets: bool = False  # it does not apply to training to a target
+    needs_equal_tokens: bool = False  # nor to training for a time
 
     @property
     def is_shipped(self) -> bool:
@@ -173,6 +174,7 @@ def check(
     needs: tuple[str, ...] = (),
     blocks_claims: bool = False,
     needs_equal_budgets: bool = False,
+    needs_equal_tokens: bool = False,
 ) -> Callable[[Judge], Judge]:
     """Register a function as a check.
 
@@ -187,6 +189,7 @@ def check(
             one in which a column is empty is not checked.
         blocks_claims: Whether a recommendation is provisional while the check fails.
         needs_equal_budgets: Whether the check is left out of training to a target.
+        needs_equal_tokens: Whether it is also left out of training for a time.
     """
 
     def decorate(judge: Judge) -> Judge:
@@ -199,7 +202,8 @@ def check(
                 remedy=remedy,
                 blocks_claims=blocks_claims,
                 needs=needs,
-                needs_equal_budgets=needs_equal_budgets,
+                needs_equal_budgets=needs_equal_budgets or needs_equal_tokens,
+                needs_equal_tokens=needs_equal_tokens,
             )
         )
         return judge

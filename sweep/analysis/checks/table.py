@@ -36,6 +36,12 @@ class TrialTable:
         """Whether the value is the log of the tokens to a target."""
         return self.objective.is_ratio
 
+    @property
+    def has_time_budget(self) -> bool:
+        """Whether each batch size trained for the same time, on tokens of its own."""
+        name = "time_budget_seconds"
+        return name in self.rows and bool(self.rows[name].notna().all())
+
 
 def source_of(column: str, objective: Objective = LOSS) -> str:
     """Return the column of a table from which a derived one follows, or the column itself."""

@@ -104,7 +104,7 @@ def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotAppl
     condition="Batch sizes are compared at equal tokens, not at equal steps.",
     remedy="Give every batch size the same tokens: steps = tokens / (batch size × context).",
     blocks_claims=True,
-    needs_equal_budgets=True,
+    needs_equal_tokens=True,
 )
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicable:
     """Fail if two batch sizes have equal steps, within 5 %, and at no number of steps the same
@@ -157,7 +157,7 @@ def _sizes_at_equal_steps(table: TrialTable) -> list[float]:
         "up in whole steps, in another --out."
     ),
     blocks_claims=True,
-    needs_equal_budgets=True,
+    needs_equal_tokens=True,
 )
 def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicable:
     """Fail if token budgets differ by more than 1 % (in trials.csv: at all), or tokens that follow

@@ -67,6 +67,7 @@ def run(
         rows_to_run,
     )
     from sweep.orchestration.status import sweep_status
+    from sweep.orchestration.timing import fix_tokens
     from sweep.trial.status import Cause
 
     request = read_request(experiment, settings, out)
@@ -91,6 +92,7 @@ def run(
         if not quiet:  # preparing the data may take long
             logging.getLogger("sweep").setLevel("INFO")
         prepare(planned.plan, folder, services)
+        planned = fix_tokens(planned, folder, services)
         planned = replace(planned, plan=estimate(planned.plan, folder))
         if not quiet:
             print_plan(planned, folder, retried_causes, to_stderr=True, is_verbose=verbose)
@@ -144,9 +146,11 @@ def plan(
     LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plan
     from sweep.orchestration.estimates import cost_on_cluster, estimate, parse_cluster
+    from sweep.orchestration.holding import holding
     from sweep.orchestration.planning import make_plan, save_plan
     from sweep.orchestration.request import read_request
-    from sweep.orchestration.runner import holding, rows_to_run
+    from sweep.orchestration.runner import rows_to_run
+    from sweep.orchestration.timing import load_timing
 
     request = read_request(experiment, settings, out)
     folder = request.folder
@@ -154,6 +158,14 @@ def plan(
     if price is not None and size is None:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     planned = make_plan(request, is_elsewhere=size is not None)
+    if request.services.timing is not None and planned.plan.awaits_times:
+        timing = load_timing(Path(request.services.timing), planned.plan)
+        planned = planned.with_tokens_by(timing)
+    if out and planned.plan.awaits_times:
+        raise SweepError(
+            "a plan with a --budget of time is written once its steps are timed. Name a --timing, "
+            "or leave --out out; `sweep run` times them."
+        )
     planned = replace(planned, plan=estimate(planned.plan, folder))
 
     cost = None
@@ -165,7 +177,7 @@ def plan(
     print_plan(planned, folder, as_json=json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
-            save_plan(planned.plan, folder)
+            save_plan(planned.plan, folder, planned.timing)
         say(f"Written to {folder.plan_path}.", json)
 
 

@@ -1,0 +1,82 @@
+"""Losses at equal time: what the errors of the times add to those of the losses.
+
+With a budget of time the tokens of a batch size are fixed by measured steps, so that trainings
+differ in time by the error of that measurement. A training that took longer by a factor r has a
+lower loss by at most s·ln r, where s is the steepest slope of its curve against ln tokens.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from sweep.decision.curves import Floats
+from sweep.decision.decision import ALPHA
+from sweep.decision.times import RATIO_ERROR, ratio_of_rounds, ratio_of_trials
+
+ERROR = ALPHA - RATIO_ERROR  # of the losses, where times have the rest
+MOST_UNEQUAL = 0.05  # beyond which an answer at equal time is provisional
+
+
+def bound_time_ratios(
+    seconds: Sequence[Sequence[float]], rounds: Sequence[Sequence[float]] | None
+) -> tuple[Floats, Floats]:
+    """Bound the log ratios of the times that batch sizes trained for, row over column, (k, k).
+
+    Ratios come from interleaved rounds of steps, or else from the trials. The bounds hold for all
+    pairs together, and include the ratio that the trials had. They are infinite for a batch size
+    without times.
+
+    Args:
+        seconds: of the trials of each batch size.
+        rounds: of each batch size, the seconds that each round says for a trial; None without any.
+    """
+    k = len(seconds)
+    low = np.where(np.eye(k, dtype=bool), 0.0, -np.inf)
+    high = -low
+    for i in range(k):
+        for j in range(k):
+            if i == j or not seconds[i] or not seconds[j]:
+                continue
+            of_trials = ratio_of_trials(seconds[i], seconds[j], k)
+            ratio = of_trials if rounds is None else ratio_of_rounds(rounds[i], rounds[j], k)
+            low[i, j] = math.log(min(ratio.low, of_trials.median))
+            high[i, j] = math.log(max(ratio.high, of_trials.median))
+    return low, high
+
+
+def steepest_slope(tokens: Sequence[float], values: Sequence[float]) -> float:
+    """Return the most that a value falls per unit of ln tokens, between half and the end; or NaN.
+
+    Args:
+        tokens: of the milestones of a trial, ascending.
+        values: at the milestones; less is better.
+    """
+    late = [index for index, count in enumerate(tokens) if 2 * count >= max(tokens)]
+    if len(late) < 2:
+        return math.nan
+    log_tokens = np.log(np.asarray(tokens, dtype=float)[late])
+    falls = -np.diff(np.asarray(values, dtype=float)[late]) / np.diff(log_tokens)
+    return max(0.0, float(falls.max()))
+
+
+def mean_slope(slopes: Sequence[float | None]) -> float:
+    """Return the mean of the steepest slopes of some trials; NaN if one is not known."""
+    known = [math.nan if slope is None else slope for slope in slopes]
+    return float(np.mean(known)) if known else math.nan
+
+
+def errors_of_times(low: Floats, high: Floats, slopes: Sequence[float]) -> tuple[Floats, Floats]:
+    """Return how far differences at equal time may lie below and above those that were measured.
+
+    Args:
+        low: bounds of the log ratios of times, (k, k).
+        high: the same.
+        slopes: the `steepest_slope` of each batch size; NaN if it is not known.
+    """
+    slope = np.nan_to_num(np.asarray(slopes, dtype=float), nan=np.inf)
+    steeper = np.maximum(slope[:, None], slope[None, :])
+    with np.errstate(invalid="ignore"):  # 0 times infinity, where the times are equal
+        below = steeper * np.maximum(-low, 0.0)
+        above = steeper * np.maximum(high, 0.0)
+    return np.where(low < 0, below, 0.0), np.where(high > 0, above, 0.0)
