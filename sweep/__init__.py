@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sweep.report.charts import (
         plot_answer,
         plot_curves,
+        plot_frontier,
         plot_loss,
         plot_rates,
         plot_steps,
@@ -37,6 +38,7 @@ __all__ = [
     "plan_sweep",
     "plot_answer",
     "plot_curves",
+    "plot_frontier",
     "plot_loss",
     "plot_rates",
     "plot_steps",

@@ -35,6 +35,7 @@ from sweep.analysis.tables import Estimate
 from sweep.analysis.times import Times
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
+from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
 from sweep.decision.curves import rate_points, stack_points
@@ -48,7 +49,7 @@ from sweep.decision.decision import (
     decide,
 )
 
-AUTO = "auto"  # time where it is known which batch size is the soonest, else tokens
+DEFAULT_SETTINGS = AnswerSettings()
 
 
 class Answer(AnswerData):
@@ -59,7 +60,10 @@ class Answer(AnswerData):
 
     def _repr_html_(self) -> str:
         rows = pd.DataFrame(self.batch_sizes).set_index("batch_size").rename_axis("batch size")
-        rows["gap_to_best"] = rows["gap_to_best"].map(self.write_gap)
+        gaps = zip(rows["gap"], rows["gap_to_best"], strict=True)
+        rows["gap_to_best"] = [
+            self.write_gap(None if pd.isna(gap) else gap, interval) for gap, interval in gaps
+        ]
         columns = ["mean", "seeds", "gap_to_best", "tolerance_verdict", "learning_rate", "seconds"]
         rows = rows[columns].rename(columns=lambda name: name.replace("_", " "))
         return rows.to_html(na_rep=MISSING, float_format="{:.4g}".format)
@@ -108,8 +112,8 @@ class Comparison:
     optimizer: str = ""  # if there are several
 
 
-def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
-    """Build the answer; `pursues` is what counts: tokens, time, steps or auto."""
+def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETTINGS) -> Answer:
+    """Build the answer about what counts, with prices if a device has one."""
     objective = comparison.objective
     decision = comparison.decision
     finals = comparison.finals
@@ -118,7 +122,7 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
     if comparison.time_budget_seconds is None:
         dominated = find_dominated(comparison.decision_with_times, times, objective)
     rows = [
-        _answer_for_size(comparison, index, bool(dominated[index]))
+        _answer_for_size(comparison, index, bool(dominated[index]), settings.price)
         for index in range(len(times.sizes))
     ]
     verdicts = {row.tolerance_verdict for row in rows}
@@ -141,7 +145,8 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
 
     reasons = list(comparison.reasons)
     compared = "tokens" if fewest_tokens.batch_size is not None else "time"
-    if pursues == AUTO:
+    pursues: str = settings.pursues
+    if pursues == "auto":  # time where it is known which batch size is the soonest
         pursues = compared if soonest.batch_size is None else "time"
     elif sides[pursues].batch_size is None:
         reasons.append(f"--for {pursues}: {sides[pursues].reason}")
@@ -166,6 +171,7 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
         decided=UNDECIDED not in verdicts,
         scope=comparison.scope,
         time_budget_seconds=comparison.time_budget_seconds,
+        price_per_device_hour=settings.price,
         batch_sizes=rows,
         fewest_tokens=fewest_tokens,
         soonest=soonest,
@@ -180,7 +186,9 @@ def build_answer(comparison: Comparison, pursues: str = AUTO) -> Answer:
     )
 
 
-def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> BatchSizeAnswer:
+def _answer_for_size(
+    comparison: Comparison, index: int, is_dominated: bool, price_per_hour: float | None
+) -> BatchSizeAnswer:
     objective = comparison.objective
     decision = comparison.decision
     size = comparison.times.sizes[index]
@@ -194,11 +202,13 @@ def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> 
     elif decision.is_outside(objective.margin)[index]:
         verdict = OUTSIDE
 
+    best_rate = None
     rate_interval = None
     regret = None
     regret_interval = None
     if decision.rates is not None and math.isfinite(decision.rates.regret_high[index]):
         bounds = {name: float(values[index]) for name, values in vars(decision.rates).items()}
+        best_rate = math.exp(bounds["optimum"])
         rate_interval = (math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"]))
         regret = objective.gap(bounds["regret"])
         least_regret = objective.gap(bounds["regret_low"])
@@ -225,6 +235,7 @@ def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> 
         may_be_best=bool(decision.may_be_best[index]),
         tolerance_verdict=verdict,
         learning_rate=float(trials["learning_rate"].iloc[0]),
+        best_learning_rate=best_rate,
         learning_rate_interval=rate_interval,
         estimated_regret=regret,
         regret_interval=regret_interval,
@@ -232,9 +243,30 @@ def _answer_for_size(comparison: Comparison, index: int, is_dominated: bool) -> 
         seconds=None if time is None else time.median,
         seconds_interval=interval,
         seconds_range=spread,
+        price=None if time is None else _price(time.median, trials, price_per_hour),
+        price_interval=_price_between(interval, trials, price_per_hour),
+        price_range=_price_between(spread, trials, price_per_hour),
         dominated=is_dominated,
         clipped_step_fraction=None if math.isnan(clipped) else clipped,
     )
+
+
+def _price(seconds: float, trials: pd.DataFrame, price_per_hour: float | None) -> float | None:
+    """Return the price of a training; None without a price, or if its devices are not known."""
+    devices = trials["devices"].astype(float).max()
+    if price_per_hour is None or math.isnan(devices):
+        return None
+    return float(price_per_hour * devices * seconds / 3600)
+
+
+def _price_between(
+    seconds: tuple[float, float] | None, trials: pd.DataFrame, price_per_hour: float | None
+) -> tuple[float, float] | None:
+    if seconds is None:
+        return None
+    low = _price(seconds[0], trials, price_per_hour)
+    high = _price(seconds[1], trials, price_per_hour)
+    return None if low is None or high is None else (low, high)
 
 
 def _lead(decision: Decision, index: int) -> float:
@@ -348,10 +380,12 @@ def build_ranking(
             j = arms.index(Arm(better, worse.batch_size))
             lows, highs = decision.differences
             low = float(lows[i, j])
+            estimate = float(decision.best_estimate[i] - decision.best_estimate[j])
             gap = OptimizerGap(
                 batch_size=worse.batch_size,
                 better=better,
                 worse=name,
+                estimate=_gap(metric, estimate),
                 gap=(_gap(metric, low), _gap(metric, float(highs[i, j]))),
                 is_decided=low > 0,
             )

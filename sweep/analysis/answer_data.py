@@ -1,6 +1,6 @@
 """The answer of a sweep as data: the keys of answer.json."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class BatchSizeAnswer:
     may_be_best: bool
     tolerance_verdict: str  # within, outside or undecided
     learning_rate: float | None  # used
+    best_learning_rate: float | None  # estimated; None without a fit
     learning_rate_interval: tuple[float, float] | None  # interval of the best rate
     estimated_regret: float | None  # loss that the rate used gives up; None without a fit
     regret_interval: tuple[float, float] | None
@@ -42,6 +43,9 @@ class BatchSizeAnswer:
     seconds: float | None  # median time of a training, or to the target; None if it is not known
     seconds_interval: tuple[float, float] | None  # of the median; None with too few times
     seconds_range: tuple[float, float] | None  # least and largest time
+    price: float | None  # of that time on its devices; None without a price per hour
+    price_interval: tuple[float, float] | None  # as the time has one
+    price_range: tuple[float, float] | None
     dominated: bool  # whether another batch size is known to be better and sooner
     clipped_step_fraction: float | None  # share of the steps whose gradient was clipped
 
@@ -51,6 +55,11 @@ class BatchSizeAnswer:
         if self.seconds_interval is None:
             return self.seconds_range
         return self.seconds_interval
+
+    @property
+    def price_bounds(self) -> tuple[float, float] | None:
+        """The interval of the price, or its range."""
+        return self.price_range if self.price_interval is None else self.price_interval
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class AnswerData:
     decided: bool
     scope: str
     time_budget_seconds: float | None  # losses are compared at equal time; None: at equal tokens
+    price_per_device_hour: float | None
     batch_sizes: list[BatchSizeAnswer]
     fewest_tokens: Side
     soonest: Side
@@ -171,19 +181,29 @@ class AnswerData:
         document = asdict(self)
         return {"for" if name == "pursues" else name: value for name, value in document.items()}
 
-    def write_gap(self, interval: tuple[float | None, float | None]) -> str:
-        """Write an interval, rounded outwards."""
+    def write_gap(self, estimate: float | None, interval: tuple[float | None, float | None]) -> str:
+        """Write a gap with its interval, rounded outwards."""
         low, high = interval
-        least = None if low is None else self.compared.write(low, np.floor, "+")
-        most = None if high is None else self.compared.write(high, np.ceil, "+")
-        if least is None and most is None:
+        if low is None and high is None:
             return MISSING
-        if least is None:
-            return f"{most} or less"
-        if most is None:
-            return f"{least} or more"
-        number = least.split()[0]  # the unit follows once
-        return f"{number} to {most}"
+        unit = self.compared.scale[1]
+        parts = []
+        if low is not None:
+            parts.append(self._write_number(low, np.floor))
+        if high is not None:
+            parts.append(self._write_number(high, np.ceil))
+        if low is None:
+            parts.append("or less")
+        ends = " to ".join(parts) if None not in interval else " ".join(parts)
+        if high is None:
+            ends += " or more"
+        if estimate is None:
+            return f"{ends} {unit}".rstrip()
+        return f"{self._write_number(estimate, np.round)} ({ends}) {unit}".rstrip()
+
+    def _write_number(self, gap: float, rounded: Callable[..., Any]) -> str:
+        """Write a gap without its unit."""
+        return self.compared.write(gap, rounded, "+").split()[0]
 
     def __getitem__(self, batch_size: int) -> BatchSizeAnswer:
         return next(row for row in self.batch_sizes if row.batch_size == batch_size)
@@ -196,6 +216,7 @@ class OptimizerGap:
     batch_size: int
     better: str  # by the estimates
     worse: str
+    estimate: float | None  # what the worse one gives up
     gap: tuple[float | None, float | None]  # its interval; None: unbounded
     is_decided: bool
 

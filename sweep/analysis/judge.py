@@ -9,7 +9,7 @@ import pandas as pd
 
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import (
-    AUTO,
+    DEFAULT_SETTINGS,
     Answer,
     Comparison,
     build_answer,
@@ -28,13 +28,13 @@ from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
 from sweep.analysis.times import known_times, time_ratios
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
-from sweep.config.experiment import Experiment
+from sweep.config.experiment import AnswerSettings, Experiment
 from sweep.config.numbers import format_count, format_seconds
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.curves import Floats
 from sweep.decision.decision import ALPHA, Decision
-from sweep.decision.proposal import answering_command
 from sweep.decision.equal_time import MOST_UNEQUAL, errors_of_times
+from sweep.decision.proposal import answering_command
 from sweep.decision.times import RATIO_ERROR
 from sweep.plan.plan import Plan
 from sweep.trial.files import canonical_json
@@ -109,7 +109,7 @@ def judge_trials(
     steps: pd.DataFrame | None = None,
     plan: Plan | None = None,
     timing: Timing | None = None,
-    pursues: str = AUTO,
+    settings: AnswerSettings = DEFAULT_SETTINGS,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv, and answer.
 
@@ -119,7 +119,7 @@ def judge_trials(
         steps: those of `steps_to_target`; None without a target, or without curves.
         plan: the sweep's; None for a table.
         timing: measured steps.
-        pursues: what counts: tokens, time, steps or auto.
+        settings: what counts, and the price of a device; the tolerance is that of the objective.
     """
     rows = rows_of_trials(trials, objective)
     has_optimizers = rows["optimizer"].nunique() > 1
@@ -149,7 +149,7 @@ def judge_trials(
     finals = _final_values(rows, objective)
     decided: list[PolicyResult] = []
     for results in by_policy.values():
-        decided += _decide_policy(results, finals, objective, timing, pursues)
+        decided += _decide_policy(results, finals, objective, timing, settings)
     return decided
 
 
@@ -215,7 +215,7 @@ def _decide_policy(
     finals: pd.DataFrame,
     objective: Objective,
     timing: Timing | None,
-    pursues: str,
+    settings: AnswerSettings,
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     finals = finals[finals["label"].isin([result.label for result in results])]
@@ -266,7 +266,7 @@ def _decide_policy(
             scope=result.scope,
             optimizer=result.optimizer,
         )
-        answer = build_answer(comparison, pursues)
+        answer = build_answer(comparison, settings)
         answered.append(replace(result, decision=decision_of_part, answer=answer))
 
     if len(results) > 1 and answered:

@@ -7,7 +7,7 @@ sentence says what would settle the answer.
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -86,11 +86,16 @@ def read_records(sweep: SweepTables) -> list[TrialRecord]:
     for row in sweep.plan.known_trials:
         trial = table[str(row.id)]
         state, cause = parse_end(trial["state"], trial["cause"])
-        number = trial.get(objective.name)
-        metric = None if number is None or pd.isna(number) else float(number)
-        value = compared_value(state, cause, metric, objective)
-        records.append(TrialRecord(row, state, cause, value))
+        value = compared_value(state, cause, _number(trial, objective.name), objective)
+        seconds = _number(trial, "seconds_training")
+        slope = _number(trial, "valid_slope")
+        records.append(TrialRecord(row, state, cause, value, seconds, slope))
     return records
+
+
+def _number(trial: Mapping[Any, Any], column: str) -> float | None:
+    value = trial.get(column)
+    return None if value is None or pd.isna(value) else float(value)
 
 
 def next_step(sweep: SweepTables, tuned: TunedResults | None) -> NextStep:
@@ -295,7 +300,7 @@ class _Search:
             if limit > answer.max_seeds:
                 changes["max_seeds"] = limit
             proposal = propose(self.plan, changes)
-            trials = proposal.trials_to_run(self.records)
+            trials = proposal.trials_to_run(self.records, self.sweep.timing)
             if not trials:
                 continue
 
@@ -460,7 +465,7 @@ class _Search:
         return str(self._own_out().get("out", recorded_out(self.plan)))
 
     def _step(self, proposal: Proposal) -> NextStep:
-        trials = proposal.trials_to_run(self.records)
+        trials = proposal.trials_to_run(self.records, self.sweep.timing)
         if not trials:
             raise SweepError("The same command would train nothing more.")
         return NextStep(

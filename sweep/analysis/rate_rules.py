@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
 
@@ -43,9 +44,51 @@ class RuleCost:
     rates: dict[int, float]  # by batch size
     costs: dict[int, Estimate | None]  # loss given up; None outside of the measured rates
 
+    @property
+    def worst(self) -> Estimate | None:
+        """The most that it gives up at a batch size; None if one is not known."""
+        known = [cost for cost in self.costs.values() if cost is not None]
+        if len(known) < len(self.costs):
+            return None
+        return max(known, key=lambda cost: cost.value)
+
     def is_within(self, margin: float) -> bool:
         """Return True if every batch size is known to give up at most the margin."""
         return all(cost is not None and cost.high <= margin for cost in self.costs.values())
+
+
+@dataclass(frozen=True)
+class RuleSummary:
+    """The most that a rule gives up at a batch size, given the best rate of some other one.
+
+    It is known for those anchors from which all rates of the rule lie within the measured ones.
+    """
+
+    name: str
+    known: Sequence[RuleCost]  # ascending by what they give up
+    anchors: int  # number of all
+
+
+def summarize_rules(costs: Sequence[RuleCost]) -> list[RuleSummary]:
+    """Return a line per rule, in their order."""
+    summaries = []
+    for name in dict.fromkeys(cost.rule for cost in costs):
+        of_rule = [cost for cost in costs if cost.rule == name]
+        known = [cost for cost in of_rule if cost.worst is not None]
+        known.sort(key=lambda cost: math.inf if cost.worst is None else cost.worst.value)
+        summaries.append(RuleSummary(name, known, len(of_rule)))
+    return summaries
+
+
+def rules_table(costs: Sequence[RuleCost]) -> pd.DataFrame:
+    """Return each rate of each rule: rule, anchor, batch_size, learning_rate, given_up, bounds."""
+    rows = [
+        (cost.rule, cost.anchor, size, rate, *(cost.costs[size] or (None, None, None)))
+        for cost in costs
+        for size, rate in cost.rates.items()
+    ]
+    columns = ["rule", "anchor", "batch_size", "learning_rate", "given_up", "low", "high"]
+    return pd.DataFrame(rows, columns=columns).astype({"anchor": "Int64"})
 
 
 def rule_costs(plan: Plan, rates: Sequence[TunedRate], sds: Mapping[int, float]) -> list[RuleCost]:

@@ -82,7 +82,7 @@ class Sweep(tables.SweepTables):
             steps,
             self.plan,
             timing=self.timing,
-            pursues=settings.answer.pursues,
+            settings=settings.answer,
         )
         if not settings.workload.is_program:
             return results
@@ -141,20 +141,23 @@ class Sweep(tables.SweepTables):
         return "<br>".join([*map(html.escape, self.sentences()), table])
 
 
-def load_sweep(path: str | Path, pursues: str | None = None) -> Sweep:
+def load_sweep(path: str | Path, pursues: str | None = None, price: float | None = None) -> Sweep:
     """Read a sweep folder without starting or changing anything.
 
     Args:
         path: of the folder.
         pursues: what the answer is about: tokens, time or steps; by default what the sweep's
             newest command asked for.
+        price: of a device for an hour; by default as in the newest command.
 
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
     loaded = tables.load_tables(path)
-    if pursues is not None:
-        loaded = replace(loaded, plan=loaded.plan.with_answer(pursues=pursues))
+    changes = {"pursues": pursues, "price": price}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if changes:
+        loaded = replace(loaded, plan=loaded.plan.with_answer(**changes))
     return Sweep(**vars(loaded))
 
 

@@ -9,16 +9,18 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis import tables
-from sweep.analysis.answer import AUTO, Answer
-from sweep.analysis.answer_data import SIDES, join
+from sweep.analysis.answer import Answer
+from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.checks.table import read_execution
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
+from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import MOST_BATCHES
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.config.settings import parse_settings
 from sweep.errors import SweepError
 
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
@@ -29,7 +31,8 @@ def answer(
     metric: str = "final_valid_loss",
     direction: str = "minimize",
     tolerance: float | None = None,
-    pursues: str = AUTO,
+    pursues: str = "auto",
+    price: float | None = None,
 ) -> Answer | None:
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
@@ -42,20 +45,22 @@ def answer(
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
         pursues: what counts: tokens, time or steps; auto: time with a target, else tokens.
+        price: of a device for an hour, in any currency.
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
-    return _answer_table(read_one_table(source, metric), direction, tolerance, pursues)
+    settings = _parse_settings(tolerance, pursues, price)
+    return _answer_table(read_one_table(source, metric), direction, settings)
 
 
-def _answer_table(
-    table: Table, direction: str, tolerance: float | None, pursues: str
-) -> Answer | None:
-    if pursues not in (AUTO, *SIDES):
-        raise SweepError(f"pursues must be {join((AUTO, *SIDES), 'or')}, got {pursues!r}.")
+def _parse_settings(tolerance: float | None, pursues: str, price: float | None) -> AnswerSettings:
+    fields = {"tolerance": tolerance, "pursues": pursues, "price": price}
+    return parse_settings(AnswerSettings, fields, "the answer")
+
+
+def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Answer | None:
+    tolerance = settings.tolerance
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
-    if tolerance is not None and not 0 < tolerance < math.inf:
-        raise SweepError(f"tolerance must be a positive number, got {tolerance:g}. Try 0.01.")
     trials = _trials_of(table)
     metric = table.metric
     units = trials["loss_unit"].dropna().to_list()
@@ -71,7 +76,7 @@ def _answer_table(
 
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     rows = trials.reindex(columns=list(columns))
-    result = leading(judge_trials(rows, compared, pursues=pursues))
+    result = leading(judge_trials(rows, compared, settings=settings))
     if result is None or result.answer is None:
         return None
     answered = result.answer
@@ -165,17 +170,23 @@ class TableAnswer(NamedTuple):
 
 
 def answer_of(
-    path: Path, metric: str, direction: str, tolerance: float | None, pursues: str = AUTO
+    path: Path,
+    metric: str,
+    direction: str,
+    tolerance: float | None,
+    pursues: str = "auto",
+    price: float | None = None,
 ) -> TableAnswer:
     """Return the answer of a table of trials or of a sweep folder."""
+    settings = _parse_settings(tolerance, pursues, price)
     if not path.is_dir():
         table = read_one_table(path, metric)
     else:
-        sweep = load_sweep(path, None if pursues == AUTO else pursues)
+        sweep = load_sweep(path, None if pursues == "auto" else pursues, price)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return TableAnswer(sweep.answer(), sweep.sentences(), [])
         table = read_one_table(sweep.trials, metric)
-    answered = _answer_table(table, direction, tolerance, pursues)
+    answered = _answer_table(table, direction, settings)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)
     if table.trials()[metric].isna().all():

@@ -178,8 +178,15 @@ def _cost_notes(cost: Mapping[str, Any]) -> dict[str, str]:
         "Trials to run": str(cost["trials"]),
         "Makespan": format_seconds(cost["makespan_seconds"]),
         "Device-hours": f"{cost['device_hours']:.4g}",
-        "Price": write_if(cost["price"], "{:.4g}".format),
+        "Price on the cluster": _write_price(cost["price"], cost["price_range"]),
     }
+
+
+def _write_price(price: float | None, ends: Sequence[float] | None) -> str:
+    if price is None or ends is None:
+        return ""
+    low, high = ends
+    return f"{price:.3g} ({low:.3g} to {high:.3g}; estimated, not measured)"
 
 
 def _data_lines(plan: Plan, folder: SweepFolder) -> list[str]:
@@ -257,7 +264,21 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Your code, part of every trial's id": _about_code(plan),
         "Disk": f"at most {format_bytes(plan.disk_bytes)}" if plan.disk_bytes else None,
         "Total": _about_total(plan, to_run),
+        "Price": _about_price(plan, to_run),
     }
+
+
+def _about_price(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
+    """Return what the trials to run cost by the estimate of their time, as a range."""
+    per_hour = plan.settings.answer.price
+    seconds = [row.forecast_seconds for row in to_run if row.forecast_seconds is not None]
+    if per_hour is None or not to_run:
+        return ""
+    if len(seconds) < len(to_run):
+        return "unknown, because the time is"
+    price = per_hour * plan.execution.devices * sum(seconds) / 3600
+    factor = plan.forecast_factor or 1.0
+    return _write_price(price, (price / factor, price * factor))
 
 
 def _about_total(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:

@@ -61,7 +61,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
 
 
 class AnswerSettings(Settings, use_attribute_docstrings=True):
-    """The side and the tolerance of the answer, and the limits of `--seeds auto`.
+    """The side, the tolerance and the prices of the answer, and the limits of `--seeds auto`.
 
     Not part of a trial's id.
     """
@@ -71,6 +71,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
+    price: Annotated[float | None, Field(gt=0), RunFlag(Group.DEVICES)] = None
+    """Price of a device for an hour, in any currency: what each batch size's training costs."""
     max_seeds: Annotated[Count, Field(ge=3, le=20), RunFlag(Group.TUNING)] = 20
     """Most seeds per batch size with --seeds auto, at most 20."""
     max_hours: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None

@@ -10,7 +10,12 @@ from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
 MOST_SECONDS = 30 * 86400  # of a budget of time
-EXAMPLES = {"the budget": "327.68M or 10min", "budget": "327.68M", "memory": "16GiB", "batches": "1,8,32"}
+EXAMPLES = {
+    "the budget": "327.68M or 10min",
+    "budget": "327.68M",
+    "memory": "16GiB",
+    "batches": "1,8,32",
+}
 EXAMPLES |= {"max_seeds": "8", "seeds": "8, or auto"}
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}

@@ -51,6 +51,7 @@ class Overrides(Keywords, total=False):
     optimizer: Mapping[str, Any] | None
     optimizers: str | Sequence[str] | None
     precision: Literal["auto", "fp32", "bf16", "bf16-pure"] | None
+    price: float | str | None
     question: str | None
     replaced_sizes: str | Sequence[Mapping[str, Any]] | None
     schedule: Mapping[str, Any] | None
@@ -59,6 +60,7 @@ class Overrides(Keywords, total=False):
     storage: str | None
     target: float | str | None
     text_column: str | None
+    timing: str | None
     tokenizer: Literal["bpe", "bytes", "pretrained"] | None
     tolerance: float | str | None
     tracking_uri: str | None

@@ -18,6 +18,7 @@ from sweep.plan.course import common_budget, tokens_per_trial
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Inputs, Plan, PlannedTrial, build_plan, requested_ids
 from sweep.plan.policies import LEAST_SEEDS, Tuned
+from sweep.trial.timing import Timing
 
 MOST_BUDGET_FACTOR = 10  # largest common budget that is proposed, over the sweep's own
 SERVICES = {setting.name for setting in settings_of(Services)}
@@ -38,7 +39,9 @@ class Proposal:
     requested: frozenset[str]  # ids of the trials that it names
     is_elsewhere: bool  # whether it has a new folder, without trials
 
-    def trials_to_run(self, records: Sequence[TrialRecord]) -> list[PlannedTrial]:
+    def trials_to_run(
+        self, records: Sequence[TrialRecord], timing: Timing | None = None
+    ) -> list[PlannedTrial]:
         """Return the trials that the command certainly trains; others may follow from them."""
         ended = set[str | None]()
         if not self.is_elsewhere:
@@ -47,7 +50,7 @@ class Proposal:
         rows = [row for row in self.plan.trials if row.id is None or row.id in to_run]
 
         if not rows and self.experiment.seeds == "auto":
-            rows = next_trials(self.plan, self.experiment, records)
+            rows = next_trials(self.plan, self.experiment, records, timing)
         return rows
 
 

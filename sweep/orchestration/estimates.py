@@ -253,16 +253,12 @@ def parse_cluster(text: str) -> tuple[int, int]:
     return parse_count(match[1] or 1, "cluster: nodes"), parse_count(match[2], "cluster: gpus")
 
 
-def cost_on_cluster(
-    plan: Plan, nodes: int, gpus: int, price_per_device_hour: float | None = None
-) -> dict[str, Any]:
+def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
     """Return the cost of a plan's trials on equally fast devices, as JSON values.
 
     The longest trial starts first, on the slot that is free first: within 4/3 of the least makespan
     (Graham 1969). All devices are paid for until the last trial has ended.
     """
-    if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
-        raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
     per_trial = plan.execution.devices
     if per_trial > gpus:
         raise SweepError(
@@ -287,11 +283,14 @@ def cost_on_cluster(
         makespan = max(free_at)
 
     hours = nodes * gpus * makespan / 3600
+    price = plan.settings.answer.price
+    factor = plan.forecast_factor or 1.0
     return {
         "devices": nodes * gpus,
         "trials": len(rows),  # still to run
         "makespan_seconds": makespan,
         "device_hours": hours,
         "busy_device_hours": per_trial * sum(row.forecast_seconds or 0.0 for row in rows) / 3600,
-        "price": None if price_per_device_hour is None else price_per_device_hour * hours,
+        "price": None if price is None else price * hours,
+        "price_range": None if price is None else [price * hours / factor, price * hours * factor],
     }

@@ -102,7 +102,7 @@ def _refuse_other_tokens(old: Plan, new: Plan) -> bool:
 
 
 def _tuning_budget(plan: Plan) -> int | None:
-    """Return the tokens of tuning trials; None if there are none, or their budget is the sweep's."""
+    """Return the tokens of tuning trials; None if they have the sweep's, or there are none."""
     was_tuned = any(is_tuned(row.policy) for row in plan.trials)
     return plan.settings.tuning.budget if was_tuned else None
 

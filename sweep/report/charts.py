@@ -15,7 +15,13 @@ from sweep.analysis.checks import supports_fit
 from sweep.analysis.judge import PolicyResult
 from sweep.analysis.rate_rules import rate_exponent
 from sweep.analysis.results import Sweep
-from sweep.analysis.tables import compare_batch_sizes, final_trials, format_range, mean_of
+from sweep.analysis.tables import (
+    Estimate,
+    compare_batch_sizes,
+    final_trials,
+    format_range,
+    mean_of,
+)
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
 from sweep.decision.decision import OUTSIDE, UNDECIDED, WITHIN
@@ -72,8 +78,155 @@ def _worst_edge(sweep: Sweep) -> Spec:
 
 def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
     """Return the charts of a report by name."""
-    plots = (plot_answer, plot_loss, plot_steps, plot_rates, plot_curves, plot_throughput)
+    plots = (
+        plot_frontier,
+        plot_answer,
+        plot_loss,
+        plot_steps,
+        plot_rates,
+        plot_curves,
+        plot_throughput,
+    )
     return {plot.__name__.removeprefix("plot_"): plot(sweep) for plot in plots}
+
+
+def plot_frontier(sweep: Sweep) -> Chart | None:
+    """Plot the validation loss against tokens and against the time of training.
+
+    Curves are means over the complete seeds, and end in the final results with their intervals.
+    Without curves only those against time are drawn.
+    """
+    ends = _frontier(sweep)
+    has_several_sizes = ends.groupby(POLICY)[SIZE].nunique().gt(1).any()
+    if not has_several_sizes:
+        return None
+    objective = sweep.plan.settings.evaluated
+    name = objective.title.removeprefix("final ")
+    curves = _validation_curves(sweep, ends, name)
+    unit, seconds = _time_unit(max(curves["seconds"].max(), ends["seconds"].max()))
+    curves["seconds"] /= seconds
+    ends[["seconds", "earliest", "latest"]] /= seconds
+
+    panels = []
+    token_unit = sweep.plan.settings.token_unit
+    if len(curves):
+        panels.append(_plot_frontier(sweep, curves, ends, "tokens", name, f"training {token_unit}"))
+    if ends["seconds"].notna().any():
+        panels.append(_plot_frontier(sweep, curves, ends, "seconds", name, f"{unit} of training"))
+    target = sweep.plan.settings.target
+    if not panels or (target is not None and curves.empty):
+        return None
+    title = f"The {name} ends at {format_range(ends['result'], '.4g')}"
+    if target is not None:
+        verb = "reaches" if ends["result"].notna().any() else "is not known to reach"
+        title = f"The {name} {verb} {target:g}"
+    if ends["seconds"].notna().any():
+        title += f" after {format_range(ends['seconds'], '.3g')} {unit} of training"
+    return Chart(title, panels)
+
+
+def _frontier(sweep: Sweep) -> pd.DataFrame:
+    """Return the ends of trainings by policy and batch size, and their seconds per token.
+
+    The result is the mean of the complete seeds, with `low` and `high` for its 95 % interval; with
+    a target, it is that target. `earliest` and `latest` bound the time. What is not known is NaN.
+    """
+    settings = sweep.plan.settings
+    trials = _final_trials(sweep.trials)
+    complete = trials[trials["trial_end"] == End.COMPLETE]
+    answers = {result.label: result.answer for result in sweep.policies}
+    rows = []
+    for _, of_cell in complete.groupby([POLICY, SIZE], sort=False):
+        policy = str(of_cell[POLICY].iloc[0])
+        size = int(of_cell[SIZE].iloc[0])
+        answer = answers.get(policy)
+        answered = None if answer is None else answer[size]
+        bounds = None if answered is None else answered.seconds_bounds
+        tokens = float(of_cell["tokens"].median())
+        seconds = float(of_cell["seconds_training"].median())
+        seconds_per_token = seconds / tokens
+        result = mean_of(of_cell[settings.evaluated.name].astype(float).to_list())
+        if settings.target is not None:
+            mean = None if answered is None else answered.mean  # tokens to the target
+            tokens = math.nan if mean is None else mean
+            result = Estimate(settings.target if mean else math.nan, math.nan, math.nan)
+        if answered is not None and answered.seconds is not None:
+            seconds = answered.seconds
+            if math.isfinite(tokens):
+                seconds_per_token = seconds / tokens
+        is_ended = math.isfinite(tokens)
+        has_interval = len(of_cell) >= LEAST_SEEDS
+        rows.append(
+            {
+                POLICY: policy,
+                SIZE: size,
+                "tokens": tokens,
+                "seconds": seconds if is_ended else math.nan,
+                "earliest": bounds[0] if bounds and is_ended else math.nan,
+                "latest": bounds[1] if bounds and is_ended else math.nan,
+                "result": result.value,
+                "low": result.low if has_interval else math.nan,
+                "high": result.high if has_interval else math.nan,
+                "seconds per token": seconds_per_token,
+            }
+        )
+    numbers = ["tokens", "seconds", "earliest", "latest", "result", "low", "high"]
+    numbers.append("seconds per token")
+    table = pd.DataFrame(rows, columns=[POLICY, SIZE, *numbers])
+    return table.astype(dict.fromkeys(numbers, float))
+
+
+def _validation_curves(sweep: Sweep, ends: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the mean curves of the evaluated metric, at tokens and at times of training."""
+    curves = _curves_of_trials(sweep, sweep.plan.settings.evaluated.curve, name)
+    curves["trial"] = curves["trial"].mask(curves["trial"] == "")
+    rates = ends[[POLICY, SIZE, "seconds per token"]]
+    curves = curves.merge(rates, on=[POLICY, SIZE], how="left")
+    return curves.assign(seconds=curves["tokens"] * curves["seconds per token"])
+
+
+def _plot_frontier(
+    sweep: Sweep, curves: pd.DataFrame, ends: pd.DataFrame, amount: str, name: str, title: str
+) -> Spec:
+    """Plot curves, and their ends with intervals, against tokens or against the time."""
+    objective = sweep.plan.settings.evaluated
+    ends = ends.rename(columns={"result": name})
+    settled = curves.loc[curves["tokens"] >= START * curves["tokens"].max(), name]
+    y_title = f"{name} [{objective.label}]" if objective.label else name
+    is_time = amount == "seconds"
+    columns = [amount, "earliest", "latest"] if is_time else [amount]
+    drawn = [*curves[amount], *ends[columns].to_numpy().ravel()]
+    x = vega.channel(amount, [0.0, *drawn], title, "" if is_time else COUNT)
+    on_axis = [*settled, *ends[[name, "low", "high"]].to_numpy().ravel()]
+    y = vega.channel(name, on_axis, y_title, scale="narrow")
+
+    labels = [*dict.fromkeys([*ends[POLICY], *curves[POLICY]])]
+    dash = vega.names(POLICY, labels, DASHES)
+    shape = vega.names(POLICY, labels, SHAPES)
+    color = vega.size_color(sweep.batch_sizes)
+    detail = {"field": "trial"}
+    layers = [
+        vega.layer("line", curves, x, y, color=color, strokeDash=dash, detail=detail, tooltip=True),
+        vega.layer("rule", ends, x, y | {"field": "low"}, y2={"field": "high"}, color=color),
+        vega.layer("point", ends, x, y, color=color, shape=shape, size=60),
+    ]
+    if not is_time:
+        trials = _final_trials(sweep.trials)
+        diverged = trials.loc[trials["trial_end"] == End.DIVERGED, [SIZE, "seed", amount]]
+        edge = _worst_edge(sweep)
+        layers.append(vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70))
+    else:
+        earliest = x | {"field": "earliest"}
+        latest = {"field": "latest"}
+        layers.insert(1, vega.layer("rule", ends, earliest, y, x2=latest, color=color))
+    return vega.panel(layers, sweep.batch_sizes)
+
+
+def _time_unit(longest: float) -> tuple[str, float]:
+    """Return the unit in which times up to this one are drawn, and its seconds."""
+    if longest >= LONG_SECONDS:
+        return "minutes", 60.0
+    return "seconds", 1.0
 
 
 def plot_answer(sweep: Sweep) -> Chart | None:
@@ -96,10 +249,8 @@ def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
     measured = [row for row in answer.batch_sizes if row.seconds is not None]
     times = pd.DataFrame({"median": [row.seconds for row in measured]}, dtype=float)
     times[["low", "high"]] = [row.seconds_bounds or (math.nan, math.nan) for row in measured]
-    unit = "seconds"
-    if times["median"].max() >= LONG_SECONDS:
-        unit = "minutes"
-        times /= 60
+    unit, seconds = _time_unit(times["median"].max())
+    times /= seconds
     end = "of training" if sweep.plan.settings.target is None else "to the target"
     name = f"{unit} {end}"
     rows = times.rename(columns={"median": name})
@@ -289,35 +440,39 @@ def _plot_sizes(
 
 
 def plot_curves(sweep: Sweep) -> Chart | None:
-    """Plot training loss (or mean reward) and validation loss against tokens.
+    """Plot training loss (or mean reward) against tokens.
 
     Curves are means over the complete seeds; other trials have their own.
     """
     if len(sweep.batch_sizes) < 2:
         return None
-    settings = sweep.plan.settings
-    objective = settings.evaluated
-    metrics = {"train/loss": "training loss"}
-    if settings.workload.samples:  # the training loss is a surrogate close to 0
-        metrics = {"reward/mean": "mean reward of a step's completions"}
-    metrics[objective.curve] = objective.title.removeprefix("final ")
+    metric = "train/loss"
+    name = "training loss"
+    if sweep.plan.settings.workload.samples:  # the training loss is a surrogate close to 0
+        metric = "reward/mean"
+        name = "mean reward of a step's completions"
+    rows = _curves_of_trials(sweep, metric, name)
+    if rows.empty:
+        return None
+    means = rows[rows["trial"] == ""].sort_values("tokens").groupby(CURVE).last()[name]
+    title = f"The curves of {name} end at {format_range(means, '.4g')}"
+    return Chart(title, [_plot_curves(sweep, rows, metric, name)])
 
+
+def _curves_of_trials(sweep: Sweep, metric: str, name: str) -> pd.DataFrame:
+    """Return the curves of a metric by policy, batch size and trial, which is "" for a mean.
+
+    There are none if each has one point.
+    """
     trials = _final_trials(sweep.trials)
     trial = trials["id"].where(trials["trial_end"] != End.COMPLETE, "")
     curves = trials[["id", POLICY, SIZE]].assign(trial=trial)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
-    panels = []
-    title = ""
-    for metric, name in metrics.items():
-        if metric not in points:
-            continue
-        rows = _mean_curves(points, metric).rename(columns={metric: name})
-        if not (rows.groupby(CURVE).size() > 1).any():
-            continue
-        panels.append(_plot_curves(sweep, rows, metric, name))
-        means = rows[rows["trial"] == ""].sort_values("tokens").groupby(CURVE).last()[name]
-        title = f"The curves of {name} end at {format_range(means, '.4g')}"
-    return Chart(title, panels) if panels else None
+    if metric not in points:
+        points = points.assign(**{metric: math.nan})
+    rows = _mean_curves(points, metric).rename(columns={metric: name})
+    has_line = (rows.groupby(CURVE).size() > 1).any()
+    return rows if has_line else rows.iloc[:0]
 
 
 def _mean_curves(points: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -337,10 +492,8 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
     rows = rows.rename(columns={"tokens": unit})
     rows["trial"] = rows["trial"].mask(rows["trial"] == "")
 
-    is_objective = metric == objective.curve
     is_loss = metric == "train/loss" and objective.name == LOSS.name
-    has_unit = is_objective or is_loss
-    y_title = f"{name} [{objective.label}]" if objective.label and has_unit else name
+    y_title = f"{name} [{objective.label}]" if objective.label and is_loss else name
     scale = "narrow" if metric.endswith("/loss") else "linear"
     settled = rows.loc[rows[unit] >= START * rows[unit].max(), name]
     x = vega.channel(unit, [0, *rows[unit]], f"training {unit}", COUNT)
@@ -352,12 +505,11 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
         "strokeDash": vega.names(POLICY, labels, DASHES),
         "detail": {"field": "trial"},
     }
-    edge = _worst_edge(sweep) if is_objective else TOP
     diverged = trials.loc[trials["trial_end"] == End.DIVERGED, [SIZE, "seed", "tokens"]]
     diverged = diverged.rename(columns={"tokens": unit})
     layers = [
         vega.layer("line", rows, x, y, **by_trial, tooltip=True),
-        vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70),
+        vega.layer("point", diverged, x, TOP, color=RED, shape="cross", size=70),
     ]
     return vega.panel(layers, sweep.batch_sizes)
 

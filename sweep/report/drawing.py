@@ -124,6 +124,8 @@ def _draw_layer(axis: Axes, layer: Spec) -> None:
             axis.axvspan(x[0], x2[0], color=color, alpha=style["alpha"], linewidth=0)
         elif mark["type"] == "rect":
             axis.axhspan(y[0], y2[0], color=color, alpha=style["alpha"], linewidth=0)
+        elif x2:
+            axis.hlines(y, x, x2, color=color, linewidth=style["linewidth"], clip_on=False)
         elif y2:
             axis.vlines(x, y, y2, color=color, linewidth=style["linewidth"], clip_on=False)
         elif mark["type"] == "rule":

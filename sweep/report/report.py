@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from statistics import mean
@@ -23,7 +23,15 @@ from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at
 from sweep.analysis.noise_scale import LEAST_RECORDS, noise_scales
-from sweep.analysis.rate_rules import RULES, describe_costs, rate_exponent, rule_costs
+from sweep.analysis.rate_rules import (
+    RULES,
+    RuleCost,
+    describe_costs,
+    rate_exponent,
+    rule_costs,
+    rules_table,
+    summarize_rules,
+)
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.tables import format_range
 from sweep.config.numbers import format_bytes, format_count, format_seconds, short
@@ -55,7 +63,9 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     _write_figures(charts, out / "figures")
     tables.write_trials_csv(sweep, out / "trials.csv")
 
-    text = _markdown_of_sweep(sweep, charts)
+    rates = _rates(sweep)
+    _write_rules(rates["rules"], out / "rules.csv")
+    text = _markdown_of_sweep(sweep, charts, rates)
     page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.batch_sizes)
     answer = sweep.answer()
     document = json.dumps(None if answer is None else answer.as_json(), indent=1)
@@ -63,6 +73,15 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
+
+
+def _write_rules(costs: Sequence[RuleCost], path: Path) -> None:
+    """Write what each rule for the rate gives up; no file without rules."""
+    if not costs:
+        path.unlink(missing_ok=True)  # an earlier report may have had them
+        return
+    with replacing(path) as part:
+        rules_table(costs).to_csv(part, index=False, lineterminator="\n")
 
 
 def _write_figures(charts: Mapping[str, Chart | None], folder: Path) -> None:
@@ -76,7 +95,9 @@ def _write_figures(charts: Mapping[str, Chart | None], folder: Path) -> None:
             part.write_bytes(chart.png)
 
 
-def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
+def _markdown_of_sweep(
+    sweep: Sweep, charts: Mapping[str, Chart | None], rates: Mapping[str, Any]
+) -> str:
     objective = sweep.plan.settings.evaluated
     cells = tables.compare_batch_sizes(sweep.trials, objective)
     trials = sweep.trials.fillna({"state": "unknown"})
@@ -116,7 +137,7 @@ def _markdown_of_sweep(sweep: Sweep, charts: Mapping[str, Chart | None]) -> str:
         supports_fit=supports_fit,
         steps=[*chain.from_iterable(_steps(curve) for curve in curves.values())],
         equal_losses=_equal_losses(sweep, curves),
-        **_rates(sweep),
+        **rates,
     )
 
 
@@ -147,7 +168,7 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
     """Return what the report says about learning rates."""
     result = sweep.leading
     if result is None or not result.rates:
-        return {"rates": (), "exponent": None, "rules": ()}
+        return {"rates": (), "exponent": None, "rules": (), "rule_summaries": ()}
     sigma: dict[int, float] = {}
     if result.answer and result.decision:
         sizes = [row.batch_size for row in result.answer.batch_sizes]
@@ -158,6 +179,7 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
         "rates": result.rates,
         "exponent": rate_exponent(result.rates),
         "rules": costs,
+        "rule_summaries": summarize_rules(costs),
         "rules_sentence": describe_costs(costs, sweep.plan.settings.objective.margin),
         "rule_names": {name: RULES[name] for name in rules},
     }
@@ -304,6 +326,17 @@ def _write_time(row: BatchSizeAnswer) -> str:
     return f"{text} ({note}{low} to {high})"
 
 
+def _write_price(row: BatchSizeAnswer) -> str:
+    if row.price is None:
+        return MISSING
+    text = f"{row.price:.3g}"
+    if row.price_bounds is None:
+        return text
+    low, high = row.price_bounds
+    note = "range " if row.price_interval is None else ""
+    return f"{text} ({note}{low:.3g} to {high:.3g})"
+
+
 MARKDOWN = Environment(
     loader=LOADER, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True
 )
@@ -316,6 +349,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
     "regret": _write_regret,
     "time": _write_time,
+    "price": _write_price,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,

@@ -350,8 +350,8 @@ def test_the_fewest_steps_are_those_of_the_largest_within_the_tolerance():
 
 
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan, math.inf])
-def test_a_tolerance_is_a_positive_number(tolerance):
-    with pytest.raises(SweepError, match="tolerance must be a positive number"):
+def test_a_tolerance_is_a_finite_positive_number(tolerance):
+    with pytest.raises(SweepError, match="tolerance must be"):
         sweep.answer(table(CLOSE), tolerance=tolerance)
 
 

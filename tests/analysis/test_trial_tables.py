@@ -37,6 +37,7 @@ tokens_per_second, mfu, peak_memory_bytes, device, torch_version, git_commit, da
 OF_THE_SWEEP = {
     *("tokens_per_sequence", "target", "expected_initial_loss", "loss_unit"),
     "has_looks",
+    *("time_budget_seconds", "valid_slope"),
 }
 
 
@@ -82,7 +83,8 @@ def test_values_of_the_sweep_are_in_every_row(some):
     }
     for name, value in expected.items():
         assert set(loaded.trials[name]) == {value}
-    assert loaded.trials["target"].isna().all()
+    for name in ("target", "time_budget_seconds", "valid_slope"):
+        assert loaded.trials[name].isna().all()
 
 
 def test_curves_are_those_of_metrics_jsonl(some):

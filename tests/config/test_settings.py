@@ -424,7 +424,11 @@ def test_a_target_makes_the_rate_constant_and_averages_the_weights(name):
 
 @pytest.mark.parametrize(
     ("name", "value", "example"),
-    [("seeds", "0", "8, or auto"), ("batches", "4;8", "1,8,32"), ("budget", "much", "327.68M or 10min")],
+    [
+        ("seeds", "0", "8, or auto"),
+        ("batches", "4;8", "1,8,32"),
+        ("budget", "much", "327.68M or 10min"),
+    ],
 )
 def test_the_example_of_a_number_is_one_of_its_kind(name, value, example):
     with pytest.raises(SweepError, match=rf"Write it such as {example}\."):

@@ -88,16 +88,33 @@ def test_diverged_trials_are_at_the_top_edge(plot, mixed):
 def test_curves_hold_every_point_of_every_trial(plain):
     sweep = load_sweep(plain)
     chart = charts.plot_curves(sweep)
-    for panel, metric in enumerate(("train/loss", "valid/loss")):
-        points = sweep.curves.dropna(subset=metric)
-        drawn = values(
-            chart,
-            "line",
-            metric.partition("/")[0].replace("train", "training").replace("valid", "validation")
-            + " loss",
-            panel,
-        )
-        assert sorted(drawn) == pytest.approx(sorted(points[metric]), rel=1e-5)
+    drawn = values(chart, "line", "training loss")
+    points = sweep.curves.dropna(subset="train/loss")
+    assert sorted(drawn) == pytest.approx(sorted(points["train/loss"]), rel=1e-5)
+
+    against_tokens, against_time = range(2)
+    evaluated = sweep.curves.dropna(subset="valid/loss")
+    chart = charts.plot_frontier(sweep)
+    for panel in (against_tokens, against_time):
+        drawn = values(chart, "line", "validation loss", panel)
+        assert sorted(drawn) == pytest.approx(sorted(evaluated["valid/loss"]), rel=1e-5)
+
+
+def test_the_frontier_is_drawn_at_the_times_of_training_with_their_ends(tuned):
+    sweep = load_sweep(tuned)
+    answer = sweep.answer()
+    chart = charts.plot_frontier(sweep)
+    for panel, amount in enumerate(("tokens", "seconds")):
+        lines = [row for la in layers(chart, "line", panel) for row in la["data"]["values"]]
+        points = [row for la in layers(chart, "point", panel) for row in la["data"]["values"]]
+        for row in answer.batch_sizes:
+            key = answer.policy, row.batch_size
+            (end,) = [p for p in points if (p["policy"], p[SIZE]) == key]
+            curve = [p for p in lines if (p["policy"], p[SIZE]) == key]
+            assert end["validation loss"] == pytest.approx(row.mean, rel=1e-5)
+            assert max(p[amount] for p in curve) == pytest.approx(end[amount], rel=1e-5)
+            if amount == "seconds":
+                assert end[amount] == pytest.approx(row.seconds, rel=1e-5)
 
 
 def test_a_curve_is_the_mean_of_the_complete_seeds_and_other_trials_have_their_own(mixed):

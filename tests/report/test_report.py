@@ -27,7 +27,7 @@ HEADINGS = (
     *("What the answer rests on", "Results", "What this sweep cannot show"),
     "How to repeat it",
 )
-FIGURES = {"answer", "loss", "curves", "throughput"}
+FIGURES = {"frontier", "answer", "loss", "curves", "throughput"}
 
 
 def section(text, heading):
@@ -169,7 +169,7 @@ def test_a_sweep_to_a_target_reports_steps_to_it(tmp_path, target, reached):
     assert headings == ["tokens", "steps", "seconds"] and "nan" not in text
     figures = {figure.stem for figure in (path / "figures").iterdir()}
     figures -= {"answer", "rates"}  # no batch size or no tuning trial may have reached it
-    assert figures == {"curves", "throughput", "steps"}
+    assert figures == {"frontier", "curves", "throughput", "steps"}
 
 
 def test_a_sweep_without_text_reports_no_unit(tmp_path):

@@ -105,6 +105,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     default="auto",
     help="What counts; by default time if the trials train to a target, else tokens.",
 )
+@click.option("--price", type=float, help="Of a device for an hour: adds what trainings cost.")
 @json_option
 def answer(
     table: Path,
@@ -112,6 +113,7 @@ def answer(
     direction: str,
     tolerance: float | None,
     pursues: str,
+    price: float | None,
     json: bool,
 ) -> None:
     """Recommend a batch size from a table of trials or a sweep folder.
@@ -123,7 +125,7 @@ def answer(
     from sweep.analysis.table_answer import answer_of
     from sweep.cli.show import print_next
 
-    result = answer_of(table, metric, direction, tolerance, pursues)
+    result = answer_of(table, metric, direction, tolerance, pursues, price)
     for note in result.notes:
         echo(note, err=True)
     if json:

@@ -131,14 +131,12 @@ def _confirm(to_run: "Sequence[PlannedTrial]", least: str) -> None:
 @click.command(cls=SettingsCommand)
 @common_options("Also write the plan to this folder; by default results/EXPERIMENT is only read.")
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
-@click.option("--price", type=float, metavar="PRICE", help="Per device-hour; needs --cluster.")
 @verbose_option
 def plan(
     experiment: str | None,
     out: Path | None,
     json: bool,
     cluster: str | None,
-    price: float | None,
     verbose: bool,
     **settings: Any,
 ) -> None:
@@ -155,8 +153,6 @@ def plan(
     request = read_request(experiment, settings, out)
     folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
-    if price is not None and size is None:
-        raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     planned = make_plan(request, is_elsewhere=size is not None)
     if request.services.timing is not None and planned.plan.awaits_times:
         timing = load_timing(Path(request.services.timing), planned.plan)
@@ -173,7 +169,7 @@ def plan(
         nodes, gpus = size
         rows = rows_to_run(planned.command_rows(), folder)
         to_run = planned.plan.model_copy(update={"trials": rows})
-        cost = cost_on_cluster(to_run, nodes, gpus, price)
+        cost = cost_on_cluster(to_run, nodes, gpus)
     print_plan(planned, folder, as_json=json, cost=cost, is_verbose=verbose)
     if out:
         with holding(folder):
