@@ -33,7 +33,7 @@ from sweep.config.numbers import format_count, format_seconds
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.curves import Floats
 from sweep.decision.decision import ALPHA, Decision
-from sweep.decision.equal_time import MOST_UNEQUAL, errors_of_times
+from sweep.decision.equal_amounts import MOST_UNEQUAL, errors_of_amounts, token_ratios
 from sweep.decision.proposal import answering_command
 from sweep.decision.times import RATIO_ERROR
 from sweep.plan.plan import Plan
@@ -233,11 +233,15 @@ def _decide_policy(
         optimizers = {result.label: result.optimizer or None for result in results}
         arms_of_index = {key: Arm(optimizers[key[0]], int(key[1])) for key in index}
         ratios = time_ratios(finals, arms_of_index, timing)
-        by_arm = finals.groupby(["label", "batch_size"])["valid_slope"]
-        slopes = by_arm.agg(pd.Series.mean, skipna=False)
-        errors = errors_of_times(*ratios, slopes.reindex(index).to_list())
+        errors = errors_of_amounts(*ratios, _slopes_of(finals, index))
         decision = replace(decision_with_times, other_errors=errors)
         decision_with_times = decision
+    elif not objective.is_ratio and finals["valid_slope"].notna().any():
+        tokens = finals.groupby(["label", "batch_size"])["token_budget"].max().reindex(index)
+        log_ratios = token_ratios(tokens.to_list())
+        errors = errors_of_amounts(log_ratios, log_ratios, _slopes_of(finals, index))
+        decision = replace(decision, other_errors=errors)
+        decision_with_times = replace(decision_with_times, other_errors=errors)
 
     answered = list[PolicyResult]()
     without_answer = list[PolicyResult]()
@@ -275,6 +279,13 @@ def _decide_policy(
         answered = _rank_optimizers(answered, without_answer, arms, decision, objective)
     by_label = {result.label: result for result in (*answered, *without_answer)}
     return [by_label[result.label] for result in results]
+
+
+def _slopes_of(finals: pd.DataFrame, index: pd.Index) -> list[float]:
+    """Return the mean of the steepest slopes by label and batch size; NaN if one is not known."""
+    slopes = finals.groupby(["label", "batch_size"])["valid_slope"]
+    means: pd.Series = slopes.agg(pd.Series.mean, skipna=False)
+    return means.reindex(index).to_list()
 
 
 def _time_budget_of(finals: pd.DataFrame) -> float | None:

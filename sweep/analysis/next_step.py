@@ -17,7 +17,13 @@ import pandas as pd
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
-from sweep.analysis.checks import FAIL, Check, learning_rate_at_edge, single_seed
+from sweep.analysis.checks import (
+    FAIL,
+    Check,
+    learning_rate_at_edge,
+    single_seed,
+    tokens_differ,
+)
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
@@ -154,7 +160,7 @@ class _Search:
         """Propose what a sweep with tuned rates needs."""
         rows = self._tuned_rows() if tuned.answers else self.plan.known_trials
         sizes = sorted({row.batch_size for row in rows})
-        step = self._repeat_with_common_tokens(sizes)
+        step = self._repeat_with_common_tokens(sizes, tuned)
         if step is None:
             step = self._resume(sizes)
         if step is None:
@@ -171,9 +177,11 @@ class _Search:
         step = self._check_command(reason)
         return NextStep(reason=reason) if step is None else step
 
-    def _repeat_with_common_tokens(self, sizes: Sequence[int]) -> NextStep | None:
+    def _repeat_with_common_tokens(
+        self, sizes: Sequence[int], tuned: TunedResults
+    ) -> NextStep | None:
         """Propose a new sweep if the tokens of these batch sizes differ, which allows no claim."""
-        if self._has_common_tokens(sizes):
+        if self._has_common_tokens(sizes) and tokens_differ.__name__ not in tuned.codes:
             return None
         changes = {
             "batches": list(sizes),
@@ -191,7 +199,7 @@ class _Search:
         all_sizes = {*sizes, *self.sweep.batch_sizes}
         tokens, _ = tokens_per_trial(plan.token_budget, all_sizes, plan.tokens_per_sequence)
         different_tokens = {tokens[size] for size in sizes}
-        return len(different_tokens) == 1
+        return plan.can_compare(different_tokens)
 
     def _resume(self, sizes: Sequence[int]) -> NextStep | None:
         """Propose the same command if trials are open, or a batch size has no rate yet."""
@@ -348,7 +356,7 @@ class _Search:
             return self._elsewhere(batches)
         rows = [row for row in proposal.plan.trials if row.stage == "final"]
         tokens = {row.tokens for row in rows if row.policy == self.lr}
-        if len(tokens) > 1 and plan.needs_common_tokens:
+        if not plan.can_compare(tokens):
             return self._elsewhere(batches)
         return proposal
 

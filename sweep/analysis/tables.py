@@ -19,7 +19,7 @@ from sweep.config.metrics import final_column
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
-from sweep.decision.equal_time import steepest_slope
+from sweep.decision.equal_amounts import steepest_slope
 from sweep.decision.trials import End, end_of, parse_end
 from sweep.errors import CorruptFile, SweepError, cut, printable, reason_of
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
@@ -121,7 +121,7 @@ def load_tables(path: str | Path) -> SweepTables:
             trial = folder.trial(str(row.id))
             record = _read_record(trial, row, plan, warnings)
             curve = _read_curve(trial, warnings)
-            if plan.token_budget is None and row.stage == "final":
+            if plan.has_unequal_amounts and row.stage == "final":
                 record["valid_slope"] = _slope_of(curve, plan.settings.evaluated)
             records.append(record)
             curves[trial.id] = curve

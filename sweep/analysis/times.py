@@ -15,7 +15,7 @@ import pandas as pd
 from sweep.analysis.answer_data import join
 from sweep.config.arms import Arm
 from sweep.decision.curves import Floats
-from sweep.decision.equal_time import bound_time_ratios
+from sweep.decision.equal_amounts import bound_time_ratios
 from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
 from sweep.trial.files import canonical_json
 from sweep.trial.timing import ArmTimes, Timing, timed_settings

@@ -343,8 +343,12 @@ def _about_tokens(plan: Plan) -> str | None:
     finals = [row for row in plan.trials if row.stage == "final"]
     if plan.awaits_times:
         return "fixed once steps are timed, by `sweep run` or --timing"
-    if not plan.needs_common_tokens or len({row.tokens for row in finals}) < 2:
+    tokens = {row.tokens for row in finals}
+    if not plan.needs_common_tokens or len(tokens) < 2:
         return None
+    if plan.can_compare(tokens):
+        apart = 100 * (max(tokens) / min(tokens) - 1)
+        return f"they differ by {apart:.2g} % between batch sizes, which the intervals allow for"
     text = "they differ between batch sizes, because equal counts would lose over 1 % of the budget"
     try:
         budget = common_tokens(plan, {row.batch_size for row in finals})["budget"]

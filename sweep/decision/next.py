@@ -20,8 +20,14 @@ from sweep.decision.curves import (
     rates_between,
     stack_points,
 )
-from sweep.decision.decision import LOOKS, Counts, Decision, Flags, decide
-from sweep.decision.equal_time import ERROR, bound_time_ratios, errors_of_times, mean_slope
+from sweep.decision.decision import ALPHA, LOOKS, Counts, Decision, Flags, decide
+from sweep.decision.equal_amounts import (
+    ERROR,
+    bound_time_ratios,
+    errors_of_amounts,
+    mean_slope,
+    token_ratios,
+)
 from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
@@ -63,12 +69,10 @@ def next_trials(
     points = stack_points(near_best)
     has_rates = np.isfinite(points.losses).any()
     rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
-    near_best_or_none = points if has_rates else None
-    if experiment.time_budget_seconds is None:
-        decision = decide(losses, near_best_or_none, np.log(rates), LOOKS)
-    else:
-        decision = decide(losses, near_best_or_none, np.log(rates), LOOKS, ERROR)
-        errors = _errors_of_times(templates, records, timing)
+    error = ALPHA if experiment.time_budget_seconds is None else ERROR
+    decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS, error)
+    if plan.has_unequal_amounts:
+        errors = _errors_of_amounts(plan, templates, records, timing)
         decision = replace(decision, other_errors=errors)
 
     seeds = np.isfinite(losses).sum(-1)
@@ -105,10 +109,13 @@ def next_trials(
     return [row for row in added if row.id not in present]
 
 
-def _errors_of_times(
-    templates: Sequence[PlannedTrial], records: Sequence[TrialRecord], timing: Timing | None
+def _errors_of_amounts(
+    plan: Plan,
+    templates: Sequence[PlannedTrial],
+    records: Sequence[TrialRecord],
+    timing: Timing | None,
 ) -> tuple[Floats, Floats]:
-    """Return what the times of the final trials add to the errors of their losses."""
+    """Return what unequal times, or tokens, of the final trials add to the errors of losses."""
     seconds: list[list[float]] = []
     slopes: list[float] = []
     for template in templates:
@@ -122,9 +129,12 @@ def _errors_of_times(
         ]
         seconds.append([record.seconds for record in finals if record.seconds])
         slopes.append(mean_slope([record.slope for record in finals]))
+    if plan.token_budget is not None:
+        ratios = token_ratios([template.tokens for template in templates])
+        return errors_of_amounts(ratios, ratios, slopes)
     steps = {template.arm: template.steps for template in templates}
     rounds = None if timing is None else timing.seconds_of_trainings(steps)
-    return errors_of_times(*bound_time_ratios(seconds, rounds), slopes)
+    return errors_of_amounts(*bound_time_ratios(seconds, rounds), slopes)
 
 
 def next_trainings(

@@ -198,7 +198,7 @@ def propose_tuning(
     present = {row.batch_size for row in plan.known_trials}
     tokens, _ = tokens_per_trial(plan.token_budget, {*sizes, *present}, plan.tokens_per_sequence)
     tokens_of_sizes = {tokens[size] for size in sizes}
-    if len(tokens_of_sizes) == 1:
+    if plan.can_compare(tokens_of_sizes):
         return propose(plan, changes)
     changes = {**changes, **common_tokens(plan, sizes), "out": other_out}
     return propose(plan, changes, is_elsewhere=True)
@@ -221,8 +221,7 @@ def propose_answer(plan: Plan) -> Proposal | None:
     tuned = [row for row in finals if row.policy == tuned_lr(plan)]
     has_seeds = {row.arm for row in tuned if row.seed == LEAST_SEEDS - 1} == arms
     tokens = {row.tokens for row in tuned}
-    is_comparable = not plan.needs_common_tokens or len(tokens) == 1
-    if has_seeds and is_comparable:
+    if has_seeds and plan.can_compare(tokens):
         return None
 
     known = plan.model_copy(update={"trials": plan.known_trials})

@@ -31,7 +31,7 @@ class TrialRecord:
     cause: Cause | None
     value: float | None  # `compared_value`; None if the trial has none
     seconds: float | None = None  # of its training
-    slope: float | None = None  # `steepest_slope`, which only a budget of time needs
+    slope: float | None = None  # `steepest_slope`; needed if tokens differ
 
     @property
     def is_open(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
-from sweep.decision.equal_time import steepest_slope
+from sweep.decision.equal_amounts import steepest_slope
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord, compared_value
 from sweep.errors import CorruptFile
@@ -27,7 +27,7 @@ def trials_after_look(
     objective = plan.settings.objective
     records = [read_trial_record(folder, row, objective) for row in rows]
     timing = None
-    if experiment.time_budget_seconds is not None:
+    if plan.has_unequal_amounts:
         records = [_with_slope(record, folder, objective) for record in records]
         with contextlib.suppress(CorruptFile):  # the times of the trials are left
             timing = read_timing(folder, plan.sweep_uid)

@@ -10,6 +10,8 @@ from sweep.config.numbers import format_seconds
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
+MOST_TOKEN_RATIO = 1.01  # of the tokens of batch sizes that are compared
+
 
 @dataclass(frozen=True)
 class Course:
@@ -97,6 +99,11 @@ def steps_within(seconds: float, seconds_per_step: float, batch_size: int) -> in
             "or leave this batch size out."
         )
     return steps
+
+
+def are_close(tokens: Collection[float]) -> bool:
+    """Return True if losses on so many tokens can be compared, with an allowance for the slope."""
+    return max(tokens) <= MOST_TOKEN_RATIO * min(tokens)
 
 
 def common_budget(budget: int, batches: Collection[int], tokens_per_sequence: int) -> int:

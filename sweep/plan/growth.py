@@ -32,6 +32,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     was_tuned = any(is_tuned(row.policy) for row in old.trials)
     searches = any(is_tuned(row.policy) for row in new.trials)
     excluded = NOT_SHARED if was_tuned and searches else {*NOT_SHARED, "tuning"}
+    _refuse_other_times(old, new)
     difference = _first_difference(_shared_settings(old, excluded), _shared_settings(new, excluded))
     if difference:
         raise SweepError(
@@ -76,13 +77,19 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     )
 
 
+def _refuse_other_times(old: Plan, new: Plan) -> None:
+    """Refuse tokens of a budget of time that differ from those which were fixed first."""
+    if old.token_budget is not None or old.settings.budget != new.settings.budget:
+        return
+    fixed = {row.arm: row.tokens for row in old.trials}
+    if any(row.tokens != fixed.get(row.arm, row.tokens) for row in new.trials):
+        raise SweepError("another command has timed these batch sizes. Run the command again.")
+
+
 def _refuse_other_tokens(old: Plan, new: Plan) -> bool:
     """Refuse new trials with which others would need other tokens; return whether all are equal."""
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
     if old.token_budget is None:
-        fixed = {row.arm: row.tokens for row in old.trials}
-        if any(row.tokens != fixed.get(row.arm, row.tokens) for row in new.trials):
-            raise SweepError("another command has timed these batch sizes. Run the command again.")
         return len({row.tokens for row in (*old.trials, *new.trials)}) == 1
 
     tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)

@@ -13,13 +13,14 @@ from sweep.config.optimizers import OptimizerSettings
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
-from sweep.plan.course import Course, tokens_per_trial
+from sweep.plan.course import Course, are_close, tokens_per_trial
 from sweep.plan.learning_rate import warmup_steps
 from sweep.plan.policies import LEAST_SEEDS, Policy, is_tuned, parse_policy
 from sweep.plan.rate_search import GRID
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
+LEAST_POINTS = 4  # evaluations of a trial, so that two lie in its second half
 
 
 def _begin_with_sweep_run(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -229,6 +230,21 @@ class Plan(Inputs):
     def needs_common_tokens(self) -> bool:
         """True if losses can be compared only if all batch sizes train on the same tokens."""
         return self.settings.target is None and self.token_budget is not None
+
+    def can_compare(self, tokens: Collection[int]) -> bool:
+        """Return True if losses of trainings on so many tokens can be compared.
+
+        Those on tokens that differ a little need the slopes of curves.
+        """
+        settings = self.settings
+        has_slopes = settings.evaluation.points >= LEAST_POINTS and not settings.workload.is_program
+        is_equal = len({*tokens}) == 1
+        return not self.needs_common_tokens or is_equal or (has_slopes and are_close(tokens))
+
+    @property
+    def has_unequal_amounts(self) -> bool:
+        """True if losses are compared although tokens differ, which needs the slopes of curves."""
+        return self.settings.target is None and not self.tokens_are_common
 
     @property
     def largest_step(self) -> tuple[int, bool]:

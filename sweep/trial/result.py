@@ -95,8 +95,8 @@ class Result(BaseModel):
     time_budget_seconds: Annotated[Measured, Column("s", is_in_file=False)] = None
     """With a budget of time: the seconds for which the tokens of each batch size were fixed."""
     valid_slope: Annotated[Measured, Column("loss", is_in_file=False)] = None
-    """With a budget of time: the most that the evaluated value improved per unit of ln tokens
-    between two milestones of the second half."""
+    """If batch sizes trained on different tokens: the most that the evaluated value improved per
+    unit of ln tokens between two milestones of the second half."""
     expected_initial_loss: Annotated[Measured, Column("nats", is_in_file=False)] = None
     """ln V, the loss of an untrained language model over V tokens; empty for other workloads."""
     initial_train_loss: Annotated[Measured, Column("loss")]

@@ -29,7 +29,7 @@ from sweep.analysis.checks.registry import (
     check,
 )
 from sweep.analysis.checks.table import TrialTable
-from sweep.analysis.checks.trials import learning_rate_at_edge, single_seed
+from sweep.analysis.checks.trials import learning_rate_at_edge, single_seed, tokens_differ
 
 # The codes of the checks that need the curves of the trials.
 CURVE_CHECKS = tuple(
@@ -61,4 +61,5 @@ __all__ = [
     "single_seed",
     "supports_crossings",
     "supports_fit",
+    "tokens_differ",
 ]

@@ -1,8 +1,9 @@
-"""Losses at equal time: what the errors of the times add to those of the losses.
+"""Losses at equal time or equal tokens: what unequal amounts add to the errors of the losses.
 
 With a budget of time the tokens of a batch size are fixed by measured steps, so that trainings
-differ in time by the error of that measurement. A training that took longer by a factor r has a
-lower loss by at most s·ln r, where s is the steepest slope of its curve against ln tokens.
+differ in time by the error of that measurement. With a budget of tokens that not all batch sizes
+use up in whole steps, they differ a little in tokens. A training on more by a factor r has a lower
+loss by at most s·ln r, where s is the steepest slope of its curve against ln tokens.
 """
 
 import math
@@ -45,6 +46,12 @@ def bound_time_ratios(
     return low, high
 
 
+def token_ratios(tokens: Sequence[float]) -> Floats:
+    """Return the log ratios of the tokens that batch sizes trained on, row over column, (k, k)."""
+    log_tokens = np.log(np.asarray(tokens, dtype=float))
+    return np.asarray(log_tokens[:, None] - log_tokens[None, :])
+
+
 def steepest_slope(tokens: Sequence[float], values: Sequence[float]) -> float:
     """Return the most that a value falls per unit of ln tokens, between half and the end; or NaN.
 
@@ -66,11 +73,11 @@ def mean_slope(slopes: Sequence[float | None]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def errors_of_times(low: Floats, high: Floats, slopes: Sequence[float]) -> tuple[Floats, Floats]:
-    """Return how far differences at equal time may lie below and above those that were measured.
+def errors_of_amounts(low: Floats, high: Floats, slopes: Sequence[float]) -> tuple[Floats, Floats]:
+    """Return how far differences at equal amounts may lie below and above the measured ones.
 
     Args:
-        low: bounds of the log ratios of times, (k, k).
+        low: bounds of the log ratios of times or of tokens, row over column, (k, k).
         high: the same.
         slopes: the `steepest_slope` of each batch size; NaN if it is not known.
     """

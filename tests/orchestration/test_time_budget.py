@@ -1,0 +1,183 @@
+"""Sweeps with a budget of time: steps are timed once, before plan.json is written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import sweep
+from sweep.config.arms import Arm
+from sweep.config.execution import Execution, Services
+from sweep.config.load import load_experiment
+from sweep.errors import SweepError
+from sweep.orchestration import timing as measuring
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.request import Request, read_request
+from sweep.orchestration.runner import finished_summary, run_plan
+from sweep.orchestration.timing import fix_tokens, load_timing
+from sweep.plan.plan import load_plan
+from sweep.trial.files import read_metrics
+from sweep.trial.folder import SweepFolder
+from sweep.trial.timing import read_timing, write_timing
+from tests.fakes.times import timing_of
+from tests.orchestration.clusters import ON_CPU, assert_same, wait_until
+
+FOUR, EIGHT = (Arm(None, size) for size in (4, 8))
+LOCAL = Services()
+
+
+@pytest.fixture
+def timed_briefly(monkeypatch):
+    monkeypatch.setattr(measuring, "SECONDS_PER_ARM", 0.1)
+
+
+def plan_in(path, services=LOCAL, experiment="quadratic", **settings):
+    question = load_experiment(experiment, {"batches": "4,8", "budget": "1s", **settings})
+    folder = SweepFolder(path)
+    return make_plan(Request(question, ON_CPU, folder, services)), folder
+
+
+def test_tokens_are_fixed_once_and_a_later_command_trains_nothing_more(tmp_path, timed_briefly):
+    planned, folder = plan_in(tmp_path / "s")
+    assert planned.plan.awaits_times and finished_summary(planned, folder) is None
+    planned = fix_tokens(planned, folder, LOCAL)
+    assert not folder.path.exists()  # timing steps writes nothing
+    assert run_plan(planned, folder).exit_code == 0
+
+    plan = load_plan(folder)
+    timing = read_timing(folder, plan.sweep_uid)
+    medians = {times.arm: sorted(times.seconds_per_step)[3] for times in timing.arms}
+    assert timing.rounds == 7
+    assert {row.arm: row.steps for row in plan.trials} == {
+        arm: int(1 / seconds) for arm, seconds in medians.items()
+    }
+    again, _ = plan_in(tmp_path / "s")
+    assert fix_tokens(again, folder, LOCAL) is again
+    assert finished_summary(again, folder).exit_code == 0
+    assert again.requested == tuple(row.id for row in plan.trials)
+
+
+def test_the_answer_compares_losses_at_equal_time(tmp_path, timed_briefly):
+    planned, folder = plan_in(tmp_path / "s", seeds=3)
+    run_plan(fix_tokens(planned, folder, LOCAL), folder)
+    result = sweep.load_sweep(folder.path).leading
+    answer = result.answer
+    assert (answer.time_budget_seconds, answer.pursues) == (1.0, "time")
+    assert answer.fewest_tokens.batch_size is None and "equal time" in answer.fewest_tokens.reason
+    assert answer.soonest.batch_size == answer.recommended
+    assert "after 1 s of training" in answer.headline and "1 s of training steps" in answer.scope
+    codes = {check.code for check in result.checks}
+    assert not codes & {"tokens_differ", "equal_steps_not_tokens"} and "diverged" in codes
+    assert not any(row.dominated for row in answer.batch_sizes)
+    table = (
+        sweep.answer(folder.path / "trials.csv") if (folder.path / "trials.csv").exists() else None
+    )
+    assert table is None or table.time_budget_seconds == 1.0
+
+
+def test_a_killed_sweep_is_continued_with_the_same_tokens_and_ends_in_the_same_bits(tmp_path):
+    folder = SweepFolder(tmp_path / "killed")
+    words = [sys.executable, "-m", "sweep", "run", "quick", "--budget", "2s", "--batches", "4,8"]
+    words += ["--quiet", "--yes", "--device", "cpu", "--out"]
+    process = subprocess.Popen([*words, str(folder.path)], start_new_session=True)
+
+    def has_trained():
+        if not folder.plan_path.exists():
+            return False
+        return any(read_metrics(trial.metrics_path) for trial in folder.trials())
+
+    try:
+        wait_until(has_trained)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    fixed = load_plan(folder)
+    timing = folder.timing_path.read_bytes()
+    subprocess.run([*words, str(folder.path)], check=True)
+    assert [row.tokens for row in load_plan(folder).trials] == [row.tokens for row in fixed.trials]
+    assert folder.timing_path.read_bytes() == timing
+
+    whole = SweepFolder(tmp_path / "whole")
+    by_file = ("--timing", str(folder.timing_path))
+    subprocess.run([*words, str(whole.path), *by_file], check=True)
+    assert {trial.id for trial in whole.trials()} == {trial.id for trial in folder.trials()}
+    assert_same(folder, whole)
+
+
+def timing_for(plan, seconds=0.001, **fields):
+    values = {
+        "execution": plan.execution,
+        "precision": plan.settings.precision,
+        "model": plan.model.name,
+        "parameters": plan.model.parameters,
+        "tokens_per_sequence": plan.tokens_per_sequence,
+    }
+    return timing_of({FOUR: [seconds] * 7, EIGHT: [2 * seconds] * 7}, **{**values, **fields})
+
+
+def test_a_file_of_times_fixes_the_tokens_where_steps_cannot_be_timed(tmp_path):
+    planned, _ = plan_in(tmp_path / "s")
+    write_timing(SweepFolder(tmp_path), timing_for(planned.plan))
+    services = Services(timing=str(tmp_path / "timing.json"), executor="slurm")
+    fixed = fix_tokens(planned, SweepFolder(tmp_path / "s"), services).plan
+    assert {row.arm: row.steps for row in fixed.trials} == {FOUR: 1000, EIGHT: 500}
+
+    with pytest.raises(SweepError, match=r"got the executor 'slurm'\. Call `sweep time` there"):
+        fix_tokens(planned, SweepFolder(tmp_path / "s"), Services(executor="slurm"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ({"model": "small"}, "model is small there and quadratic here"),
+        ({"model": None}, "model is None there"),
+        ({"tokens_per_sequence": 128}, "tokens_per_sequence is 128 there and 1 here"),
+        ({"precision": "bf16"}, "precision is bf16 there and fp32 here"),
+        ({"execution": Execution(device="cpu", threads=99)}, "threads is 99 there"),
+        ({"microbatch_sizes": {FOUR: 4, EIGHT: 4}}, "at batch size 8 the microbatch is 4 there"),
+    ],
+)
+def test_a_file_of_other_steps_is_refused(tmp_path, fields, difference):
+    plan = plan_in(tmp_path / "s")[0].plan
+    write_timing(SweepFolder(tmp_path), timing_for(plan, **fields))
+    with pytest.raises(SweepError, match=difference):
+        load_timing(tmp_path / "timing.json", plan)
+
+
+def test_a_file_that_lacks_a_batch_size_or_rounds_or_is_missing_is_refused(tmp_path):
+    plan = plan_in(tmp_path / "s", batches="4,8,16")[0].plan
+    with pytest.raises(SweepError, match=r"must exist\. Write it by `sweep time`"):
+        load_timing(tmp_path / "timing.json", plan)
+    write_timing(SweepFolder(tmp_path), timing_for(plan))
+    with pytest.raises(SweepError, match="it lacks batch size 16"):
+        load_timing(tmp_path / "timing.json", plan)
+    empty = timing_of({FOUR: [], EIGHT: []}, reason="too short")
+    write_timing(SweepFolder(tmp_path), empty)
+    with pytest.raises(SweepError, match="it has no rounds: too short"):
+        load_timing(tmp_path / "timing.json", plan)
+
+
+def test_several_devices_and_a_file_without_a_budget_of_time_are_refused(tmp_path):
+    experiment = load_experiment("quick", {"batches": "4,8", "budget": "1min"})
+    folder = SweepFolder(tmp_path / "s")
+    planned = make_plan(Request(experiment, Execution(device="cpu", devices=2), folder))
+    with pytest.raises(SweepError, match="got 2 devices per trial"):
+        fix_tokens(planned, folder, LOCAL)
+    with pytest.raises(SweepError, match="--timing needs a --budget of time"):
+        read_request("quick", {"timing": "timing.json"}, folder.path)
+
+
+def test_a_plan_before_steps_are_timed_is_printed_with_nulls_and_not_written(tmp_path):
+    words = [sys.executable, "-m", "sweep", "plan", "quick", "--budget", "1min", "--batches", "4,8"]
+    printed = subprocess.run([*words, "--json"], capture_output=True, check=True, cwd=tmp_path)
+    document = json.loads(printed.stdout)
+    assert document["token_budget"] is None and document["settings"]["budget"] == "1min"
+    row = document["trials"][0]
+    assert (row["tokens"], row["steps"], row["id"]) == (None, None, None)
+    assert row["forecast_seconds"] >= 60
+    refused = subprocess.run([*words, "--out", "s"], capture_output=True, text=True, cwd=tmp_path)
+    assert refused.returncode == 2 and "Name a --timing" in refused.stderr
+    assert not (tmp_path / "s").exists()
