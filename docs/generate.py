@@ -7,6 +7,7 @@ the pages with checks, and the columns in docs/results.md.
 import inspect
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from typing import Any, Literal
@@ -88,7 +89,16 @@ SUBJECTS: dict[Path, tuple[Subject, ...]] = {  # of the checks in a page's table
     Path(__file__).parent / "script.md": (Subject.COMMAND,),
 }
 README = Path(__file__).parents[1] / "README.md"
-PUBLISHED = "results/published/tinystories-tuned"
+INTRODUCTION = (
+    "For a model with 1.2M parameters on a sample of TinyStories, on two CPU cores. Which batch size "
+    "to use depends on what you have:"
+)
+ANSWERS = {  # published sweeps in the README, each with what its users have
+    "critical-batch-size": "A loss to reach",
+    "one-minute": "A time",
+    "tinystories-tuned": "A number of tokens",
+}
+PUBLISHED = "results/published"
 COMPLETION = """
 For completion of commands and options with Tab, add one line to the file that your shell reads when
 it starts:
@@ -311,22 +321,24 @@ def readme_with_results() -> str:
 
 
 def results_section() -> str:
-    """Return what the tool says about the published sweep, and its figure."""
-    table = f"{PUBLISHED}/trials.csv"
-    sentences = answer_of(README.parent / table, "final_valid_loss", "minimize", None).sentences
-    plan = json.loads((README.parent / PUBLISHED / "plan.json").read_text(encoding="utf-8"))
-    lines = [line for text in sentences for line in textwrap.wrap(text, 92)]
-    parameters = f"{plan['model']['parameters']:,}"
-    return "\n".join(
-        [
-            f"For a model with {parameters} parameters on a sample of TinyStories:",
-            "",
-            f"    $ sweep answer {table}",
-            *(f"    {line}" for line in lines),
-            "",
-            f"![final validation loss against batch size]({PUBLISHED}/figures/loss.png)",
-        ]
-    )
+    """Return the answers of the published sweeps that the README shows, and a figure."""
+    parts = [INTRODUCTION]
+    for name, lead in ANSWERS.items():
+        folder = f"{PUBLISHED}/{name}"
+        result = answer_of(README.parent / folder, "final_valid_loss", "minimize", None)
+        lines = [line for text in result.sentences for line in textwrap.wrap(text, 92)]
+        parts.append(f"**{lead}** ([how it was run]({folder}/README.md)):")
+        parts.append("\n".join(f"    {line}" for line in [f"$ sweep answer {folder}", *lines]))
+        if result.answer is not None and result.answer.soonest.settle is not None:
+            soonest = result.answer.soonest
+            parts.append(f"{soonest.reason} The command that would tell:")
+            words = shlex.split(str(soonest.settle))
+            data = words.index("--data") + 1
+            words[data] = "FOLDER"
+            command = textwrap.wrap(shlex.join(words), 88, break_on_hyphens=False)
+            parts.append("    " + " \\\n        ".join(command))
+            parts.append(f"![loss against the time of training]({folder}/figures/frontier.png)")
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":

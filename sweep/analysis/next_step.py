@@ -349,7 +349,13 @@ class _Search:
                 "Compare it at a larger --budget, in another --out."
             )
         batches = sorted([*sizes, added])
-        changes = {"batches": batches, "lr": self.lr, "seeds": "auto", **self._own_out()}
+        changes = {
+            "batches": batches,
+            "lr": self.lr,
+            "seeds": "auto",
+            "timing": None,  # a file that fixed the tokens of the others lacks this one
+            **self._own_out(),
+        }
         try:
             proposal = propose(self.plan, changes)
         except SweepError:  # for example because the tokens of the others would change

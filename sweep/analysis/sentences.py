@@ -100,12 +100,37 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     for row in rows:
         if row.mean is None:
             lines.append(_describe_uncompared(row, answer.compared))
+    if any(row.price is not None for row in rows):
+        lines.append(_describe_prices(answer))
     if answer.times_are_elsewhere:
         lines.append(
             f"The times are those of steps on {answer.times_device}; the trials ran on another "
             "device or with other settings."
         )
     return lines
+
+
+def _describe_prices(answer: AnswerData) -> str:
+    """Write what a training costs: with its interval, or as a range of fewer than six times."""
+    parts = []
+    for row in answer.batch_sizes:
+        if row.price is None:
+            continue
+        text = f"{row.price:.3g}"
+        if row.price_interval is not None:
+            low, high = row.price_interval
+            text += f" ({low:.3g} to {high:.3g})"
+        elif row.price_range is not None:
+            low, high = row.price_range
+            text = f"{low:.3g} to {high:.3g} (a range)"
+        else:
+            text += " (one training)"
+        parts.append(f"{text} at batch size {row.batch_size}")
+    end = "to the target " if answer.compared.is_ratio else ""
+    return (
+        f"At {answer.price_per_device_hour:g} per device and hour, a training {end}costs "
+        f"{join(parts)}."
+    )
 
 
 def _describe_uncompared(row: BatchSizeAnswer, objective: Objective) -> str:

@@ -68,10 +68,13 @@ class Scheduler:
 
     def _queue(self, requested: Mapping[str, int | None]) -> None:
         """Queue the requested trials that are to run, in the order in which they start."""
+        rows = {str(row.id): row for row in self.plan.known_trials}
         ids = list(requested)
-        if len(self.executor.slots) != 1:  # the longest first
-            rows = self.plan.known_trials
-            length = {str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in rows}
+        if len(self.executor.slots) == 1:
+            # A seed at all batch sizes, then the next: load that comes and goes hits all alike.
+            ids.sort(key=lambda trial_id: rows[trial_id].seed)
+        else:  # the longest first
+            length = {i: (row.forecast_seconds or 0.0, row.steps) for i, row in rows.items()}
             ids.sort(key=length.__getitem__, reverse=True)
 
         self._waiting = []

@@ -50,6 +50,7 @@ from sweep.trial.timing import (
 LOG = logging.getLogger(__name__)
 TRAINING_SHARE = 0.1  # largest ratio of timing to training time in `sweep run`
 SECONDS_PER_ARM = 5.0  # in all rounds
+ROUNDS_FACTOR = 3  # more rounds, and seconds, for times that fix tokens
 START_SECONDS = 1.0  # to start a process and to build a model
 POLL_SECONDS = 0.1
 # Choices of the user that hold on any device.
@@ -315,12 +316,15 @@ def fix_tokens(planned: Planned, folder: SweepFolder, services: Services) -> Pla
 def _time_plan(plan: Plan, folder: SweepFolder) -> Timing:
     """Time the steps of all arms of a plan, before it is written."""
     _refuse_untimed(plan)
-    budget = plan.settings.budget
-    LOG.info(f"Timing steps, which fixes the {plan.settings.token_unit} of {budget}")
+    what = f"the {plan.settings.token_unit} of {plan.settings.budget}"
+    LOG.info(f"Timing steps, which fixes {what}")
     sizes = {row.arm: row.microbatch_size for row in plan.trials}
     sizes |= microbatch_sizes(plan, read_statuses(plan, folder))
     configs = configs_to_time(plan, folder, sizes)
-    timing = _time_in_process(plan, configs, SECONDS_PER_ARM, evaluates=False)
+    budget = plan.settings.time_budget_seconds
+    assert budget is not None, "only a budget of time needs times"
+    seconds = min(budget, ROUNDS_FACTOR * SECONDS_PER_ARM)
+    timing = _time_in_process(plan, configs, seconds, evaluates=False, rounds_factor=ROUNDS_FACTOR)
     assert timing is not None, "nothing has stopped it"
     if any(times.is_loaded for times in timing.arms):
         LOG.warning(
@@ -401,15 +405,18 @@ def _time_in_process(
     deadline: float = math.inf,
     is_stopping: Callable[[], bool] = lambda: False,
     evaluates: bool = True,
+    rounds_factor: int = 1,  # rounds over the least that intervals need
 ) -> Timing | None:
     """Time the steps of these arms in a fresh process, and an evaluation if it is asked for.
 
     None if it was stopped.
     """
+    least_rounds = rounds_needed(len(configs))
     request = TimingRequest(
         configs=configs,
         sweep_uid=plan.sweep_uid,
-        rounds=rounds_needed(len(configs)),
+        rounds=rounds_factor * least_rounds,
+        rounds_needed=least_rounds,
         seconds_per_arm=seconds_per_arm,
         deadline=deadline,
         evaluates=evaluates,

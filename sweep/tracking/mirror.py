@@ -16,7 +16,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -286,25 +286,29 @@ class Mirror(threading.Thread):
         answer = self.folder.path / "answer.json"
         document = json.loads(answer.read_text("utf-8")) if answer.exists() else None
         if document:
-            self._log_means(run_id, document)
+            rows = document["batch_sizes"]
+            means = {row["batch_size"]: row["mean"] for row in rows}
+            self._log_by_batch_size(run_id, document["metric"], means)
+            seconds = {row["batch_size"]: row["seconds"] for row in rows}
+            self._log_by_batch_size(run_id, "final_seconds_training", seconds)
         return tags
 
-    def _log_means(self, run_id: str, answer: dict[str, Any]) -> None:
-        """Log the mean of each batch size, unless the store has it."""
+    def _log_by_batch_size(
+        self, run_id: str, column: str, values: Mapping[int, float | None]
+    ) -> None:
+        """Log the value of each batch size, which is the step, unless the store has it."""
         from mlflow.entities import Metric
 
-        name = store.metric_name(answer["metric"], self.plan.settings.token_unit)
+        name = store.metric_name(column, self.plan.settings.token_unit)
         history = self._client.get_metric_history(run_id, name)
         history = sorted(history, key=lambda point: point.timestamp)
         stored = {point.step: point.value for point in history}
 
         now = round(1000 * time.time())
         points = []
-        for row in answer["batch_sizes"]:
-            batch_size = row["batch_size"]
-            mean = row["mean"]
-            if mean is not None and mean != stored.get(batch_size):
-                points.append(Metric(name, mean, now, batch_size))
+        for batch_size, value in values.items():
+            if value is not None and value != stored.get(batch_size):
+                points.append(Metric(name, value, now, batch_size))
         self._client.log_batch(run_id, metrics=points, synchronous=True)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:

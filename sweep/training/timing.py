@@ -170,7 +170,7 @@ def measure_times(request: TimingRequest) -> Timing:
             torch_version=torch.__version__,
             has_real_batches=timers[0].has_real_batches,
             rounds=timed,
-            rounds_needed=request.rounds,
+            rounds_needed=request.rounds_needed,
             reason="" if timed else TOO_SHORT,
             seconds_evaluation=_time_evaluation(timers[0]) if request.evaluates else None,
             arms=tuple(timer.result(count) for timer, count in zip(timers, steps, strict=True)),

@@ -355,6 +355,27 @@ def test_a_tolerance_is_a_finite_positive_number(tolerance):
         sweep.answer(table(CLOSE), tolerance=tolerance)
 
 
+def test_a_price_has_the_interval_or_the_range_of_its_time():
+    seconds = {2: 30.0, 4: 20.0, 8: 10.0}
+    few = table(CLOSE, noise=1e-4, seconds=seconds, device="cpu: one", devices=1)
+    answer = sweep.answer(few, price=3.6)  # 0.001 per device and second
+    assert answer.price_per_device_hour == 3.6
+    for row in answer.batch_sizes:
+        assert row.price == pytest.approx(row.seconds / 1000)
+        assert row.price_interval is None
+        assert row.price_range == pytest.approx([s / 1000 for s in row.seconds_range])
+    assert "0.03 to 0.0312 (a range) at batch size 2" in " ".join(describe(answer))
+
+    many = table(CLOSE, seeds=8, noise=1e-4, seconds=seconds, device="cpu: one", devices=1)
+    row = sweep.answer(many, price=3.6)[2]
+    assert row.price_range is None
+    assert row.price_interval == pytest.approx([s / 1000 for s in row.seconds_interval])
+    without = sweep.answer(many)
+    assert without[2].price is None and "per device" not in " ".join(describe(without))
+    unknown = sweep.answer(table(CLOSE, seconds=seconds, device="cpu: one"), price=3.6)
+    assert unknown[2].price is None  # the number of devices is not known
+
+
 @pytest.fixture
 def looked(tmp_path):
     """A folder in which seeds were added after a look, and its trials.csv."""

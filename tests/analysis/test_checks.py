@@ -12,6 +12,7 @@ from sweep.analysis.checks import (
     DEFINITIONS,
     FAIL,
     NOT_APPLICABLE,
+    PASS,
     CheckDefinition,
     NotApplicable,
     Subject,
@@ -181,6 +182,31 @@ def test_rates_that_are_all_too_low_are_tuned_again_around_the_highest(tmp_path)
     highest = 1e-5 * max(GRID)
     assert f"--tune-centre {highest:.3g} --out {tmp_path / 's'}-2" in answer.settle
     assert answer.settle_seconds > 0
+
+
+def test_tokens_that_differ_by_less_than_one_percent_widen_the_intervals(checked, tmp_path):
+    losses = {7: 1.5, 16: 1.45, 60: 1.6}
+    checked(losses, seeds=5)
+    (path,) = tmp_path.iterdir()
+    trials = load_sweep(path).trials
+    tokens = trials.groupby("batch_size")["tokens"].max()
+    assert 1 < tokens.max() / tokens.min() < 1.01
+
+    sloped = trials.assign(valid_slope=0.5)
+    (result,) = judge_trials(sloped)
+    codes = {check.code: check for check in result.checks}
+    assert codes["tokens_differ"].status == PASS
+    assert "intervals allow for the difference" in codes["tokens_differ"].evidence
+    (flat,) = judge_trials(trials.assign(valid_slope=0.0))
+    ratio = math.log(tokens[60] / tokens[16])  # fewer tokens at 60: it may gain by their loss
+    low, high = result.decision.differences
+    low_of_flat, high_of_flat = flat.decision.differences
+    assert (low_of_flat - low)[2, 1] == pytest.approx(0.5 * -ratio)
+    assert (high - high_of_flat)[2, 1] == pytest.approx(0.0)
+    assert (high - high_of_flat)[1, 2] == pytest.approx(0.5 * -ratio)
+
+    (unknown,) = judge_trials(trials.assign(valid_slope=math.nan))
+    assert "tokens_differ" in {check.code for check in unknown.blocking}
 
 
 def test_unequal_tokens_are_repeated_with_a_budget_that_all_batch_sizes_divide(checked):

@@ -42,9 +42,11 @@ def test_the_makespan_is_within_graham_s_bound_of_the_best_assignment(seconds, s
 
 
 def test_trials_of_several_devices_take_whole_slots_of_a_node_and_all_devices_are_paid_for():
-    cost = cost_on_cluster(plan_of([3600.0] * 3, devices=2), 1, 5, 2.0)
+    plan = plan_of([3600.0] * 3, devices=2).with_answer(price=2.0)
+    cost = cost_on_cluster(plan.model_copy(update={"forecast_factor": 1.5}), 1, 5)
     assert (cost["devices"], cost["makespan_seconds"]) == (5, 7200.0)
     assert (cost["device_hours"], cost["busy_device_hours"], cost["price"]) == (10.0, 6.0, 20.0)
+    assert cost["price_range"] == pytest.approx([20.0 / 1.5, 30.0])
 
 
 def test_reports_start_after_the_tuning_trials():

@@ -84,6 +84,11 @@ def test_the_parent_run_has_the_answer_once(sweep):
     assert report()[2] == [(4, 2 / 3), (8, 1 + 2 / 3)]  # batch size 16 has no result yet
     sweep.train(2, 12)
     parent, table, means = report()
+    answer = json.loads((sweep.folder.path / "answer.json").read_text())
+    seconds = {row["batch_size"]: row["seconds"] for row in answer["batch_sizes"]}
+    client = connect(sweep.record["tracking_uri"])
+    history = client.get_metric_history(parent.info.run_id, "final/seconds_training")
+    assert {point.step: point.value for point in history} == seconds
     assert artifacts(sweep, parent) > {"report.md", "answer.json", "trials.csv", "trials.json"}
     note = parent.data.tags["mlflow.note.content"]
     text = (sweep.folder.path / "report.md").read_text()

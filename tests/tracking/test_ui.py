@@ -76,8 +76,11 @@ def test_the_view_shows_the_final_trials_of_this_sweep_by_batch_size(sweep):
     assert state["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "batch_size"}]
     lines = [chart["metricKey"] for chart in state["compareRunCharts"] if chart["type"] == "LINE"]
     assert lines == ["valid/loss", "train/loss"]
-    (final,) = (chart for chart in state["compareRunCharts"] if chart["type"] == "SCATTER")
-    assert (final["xaxis"]["key"], final["yaxis"]["key"]) == ("batch_size", "final/valid_loss")
+    dots = [chart for chart in state["compareRunCharts"] if chart["type"] == "SCATTER"]
+    assert [(chart["xaxis"]["key"], chart["yaxis"]["key"]) for chart in dots] == [
+        ("batch_size", "final/valid_loss"),
+        ("final/seconds_training", "final/valid_loss"),
+    ]
     client, experiment = connect(sweep.record["tracking_uri"]), experiment_of(sweep)
     found = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert [run.data.tags["sweep.trial_id"] for run in found] == [sweep.ids[0]]
@@ -214,7 +217,7 @@ def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_pa
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
-        page.wait_for_function("document.querySelectorAll('.js-plotly-plot .trace').length >= 13")
+        page.wait_for_function("document.querySelectorAll('.js-plotly-plot .trace').length >= 14")
         plots, text = page.evaluate(PLOTS), page.inner_text("body")
     colors = batch_colors([4, 8, 16])
     for plot, metric in zip(plots[:2], ("valid/loss", "train/loss"), strict=True):
@@ -232,6 +235,7 @@ def test_the_page_draws_every_trial_in_the_color_of_its_batch_size(sweep, tmp_pa
     assert (plots[2]["x"], plots[2]["y"]) == ("batch_size", "final/valid_loss")
     final = [(row.batch_size, 2 / 3 + index) for index, row in enumerate(finals)]
     assert sorted(zip(dots["x"], dots["y"], strict=True)) == sorted(final)
+    assert (plots[3]["x"], plots[3]["y"]) == ("final/seconds_training", "final/valid_loss")
     assert [text.count(f"Group: {size}") for size in colors] == [1, 1, 1]
     assert "tune:" not in text and "You're viewing a shared view" in text
     assert errors == []

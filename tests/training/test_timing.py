@@ -37,6 +37,7 @@ def time_here(configs, rounds=3, seconds=0.05, deadline=math.inf, evaluates=Fals
         configs=configs,
         sweep_uid="uid",
         rounds=rounds,
+        rounds_needed=rounds,
         seconds_per_arm=seconds,
         deadline=deadline,
         evaluates=evaluates,
