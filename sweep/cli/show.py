@@ -91,6 +91,7 @@ def print_plan(
     unused = settings_without_effect(planned.experiment)
     notes = {"Without effect": "; ".join(map(str, unused)), **_plan_notes(plan, to_run)}
     if cost:
+        del notes["Price"]  # that of all devices of the cluster replaces it
         notes |= _cost_notes(cost)
     if is_verbose:
         notes |= _internal_notes(plan)
@@ -178,7 +179,7 @@ def _cost_notes(cost: Mapping[str, Any]) -> dict[str, str]:
         "Trials to run": str(cost["trials"]),
         "Makespan": format_seconds(cost["makespan_seconds"]),
         "Device-hours": f"{cost['device_hours']:.4g}",
-        "Price on the cluster": _write_price(cost["price"], cost["price_range"]),
+        "Price": _write_price(cost["price"], cost["price_range"]),
     }
 
 

@@ -13,7 +13,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sweep.analysis.answer import AUTO
 from sweep.analysis.answer_data import SIDES
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import write_trials_csv
@@ -465,7 +464,7 @@ def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
 
 
 def test_the_side_that_counts_has_the_same_names_everywhere():
-    names = (AUTO, *SIDES)
+    names = ("auto", *SIDES)
     assert choices_of(AnswerSettings.model_fields["pursues"].annotation) == names
     options = {option.name: option for option in sweep.commands["answer"].params}
     assert tuple(options["pursues"].type.choices) == names

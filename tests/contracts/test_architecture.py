@@ -29,6 +29,7 @@ from tests.contracts.sources import ROOT, Code
 CODE = Code()
 TOP_LEVEL = {
     *("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "SECURITY.md"),
+    "llms.txt",
     *("Makefile", "constraints.txt"),
     *(".ci", "sweep", "experiments", "tests", "notebooks", "results", "docs"),
 }

@@ -22,7 +22,15 @@ from tests.fakes.times import timing_of
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted(path.parent for path in (ROOT / "results/published").glob("**/plan.json"))
-FIGURES = {"answer", "loss", "steps", "rates", "curves", "throughput"}  # of the present version
+FIGURES = {
+    "frontier",
+    "answer",
+    "loss",
+    "steps",
+    "rates",
+    "curves",
+    "throughput",
+}  # of the present version
 KEYS = {"policy", "metric", "direction", "unit", "tolerance", "candidates", "recommended"}
 
 
