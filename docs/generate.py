@@ -98,6 +98,7 @@ ANSWERS = {  # published sweeps in the README, each with what its users have
     "one-minute": "A time",
     "tinystories-tuned": "A number of tokens",
 }
+MOST_LINES = 9  # of an answer; the command prints all
 PUBLISHED = "results/published"
 COMPLETION = """
 For completion of commands and options with Tab, add one line to the file that your shell reads when
@@ -322,16 +323,22 @@ def readme_with_results() -> str:
 
 def results_section() -> str:
     """Return the answers of the published sweeps that the README shows, and a figure."""
-    parts = [INTRODUCTION]
+    parts = [textwrap.fill(INTRODUCTION, 105)]
     for name, lead in ANSWERS.items():
         folder = f"{PUBLISHED}/{name}"
         result = answer_of(README.parent / folder, "final_valid_loss", "minimize", None)
-        lines = [line for text in result.sentences for line in textwrap.wrap(text, 92)]
+        lines: list[str] = []
+        for text in result.sentences:
+            wrapped = textwrap.wrap(text, 92)
+            if len(lines) + len(wrapped) > MOST_LINES:
+                lines.append("…")
+                break
+            lines += wrapped
         parts.append(f"**{lead}** ([how it was run]({folder}/README.md)):")
         parts.append("\n".join(f"    {line}" for line in [f"$ sweep answer {folder}", *lines]))
-        if result.answer is not None and result.answer.soonest.settle is not None:
-            soonest = result.answer.soonest
-            parts.append(f"{soonest.reason} The command that would tell:")
+        soonest = None if result.answer is None else result.answer.soonest
+        if soonest is not None and soonest.batch_size is None:
+            parts.append(textwrap.fill(f"{soonest.reason} The command that would tell:", 105))
             words = shlex.split(str(soonest.settle))
             data = words.index("--data") + 1
             words[data] = "FOLDER"

@@ -19,7 +19,7 @@ from sweep.orchestration.runner import (
     refuse_unusable_request,
     run_plan,
 )
-from sweep.orchestration.timing import fix_tokens
+from sweep.orchestration.timing import fix_tokens, fix_tokens_by_file
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -32,9 +32,12 @@ def plan_sweep(
     out: str | Path | None = None,
     **settings: Unpack[AllOverrides],
 ) -> Plan:
-    """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
+    """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing.
+
+    With a budget of time and no `timing`, the tokens and steps of trials are 0: not known yet.
+    """
     request = read_request(experiment, {**settings}, out)
-    planned = make_plan(request)
+    planned = fix_tokens_by_file(make_plan(request), request.services)
     return replace(planned, plan=estimate(planned.plan, request.folder)).command_rows()
 
 

@@ -158,7 +158,7 @@ def test_a_notebook_gives_its_stored_outputs_and_uses_the_public_interface(
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
     stored = shown(notebook)
-    assert sum("image/png" in kinds for cell in stored for _, kinds in cell) == 3
+    assert sum("image/png" in kinds for cell in stored for _, kinds in cell) == 4
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     assert not re.search(r"(from|import) sweep\.", code)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()

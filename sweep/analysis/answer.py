@@ -151,7 +151,7 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
     elif sides[pursues].batch_size is None:
         reasons.append(f"--for {pursues}: {sides[pursues].reason}")
         pursues = compared
-    if pursues == "time":
+    if pursues == "time" or comparison.time_budget_seconds is not None:
         reasons += times.reasons
 
     chosen = sides[pursues]
@@ -355,12 +355,13 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
 
 
 def _pairs(sizes: Sequence[int], decision: Decision, objective: Objective) -> list[Pair]:
+    low, high = decision.differences_of_rates_used
     pairs = []
     for i, j in combinations(range(len(sizes)), 2):
-        value = objective.sign * float(decision.difference[j, i])
-        half_width = float(decision.half_width[j, i])
-        if math.isfinite(value) and math.isfinite(half_width):
-            difference = Estimate(value, value - half_width, value + half_width)
+        bounds = objective.sign * low[j, i], objective.sign * high[j, i]
+        if np.isfinite(bounds).all():
+            value = objective.sign * decision.difference[j, i]
+            difference = Estimate(float(value), float(min(bounds)), float(max(bounds)))
             pairs.append(Pair((sizes[i], sizes[j]), difference, objective.margin))
     return pairs
 

@@ -1,7 +1,7 @@
 """Judge the trials of a sweep: the checks, the decision and the answer of each policy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from sweep.analysis.checks.table import (
     prepare,
     read_execution,
     rows_of_trials,
+    time_budget_of,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
 from sweep.analysis.times import known_times, time_ratios
@@ -32,10 +33,9 @@ from sweep.config.experiment import AnswerSettings, Experiment
 from sweep.config.numbers import format_count, format_seconds
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.decision.curves import Floats
-from sweep.decision.decision import ALPHA, Decision
-from sweep.decision.equal_amounts import MOST_UNEQUAL, errors_of_amounts, token_ratios
+from sweep.decision.decision import Decision
+from sweep.decision.equal_amounts import ERROR, MOST_UNEQUAL, errors_of_amounts, token_ratios
 from sweep.decision.proposal import answering_command
-from sweep.decision.times import RATIO_ERROR
 from sweep.plan.plan import Plan
 from sweep.trial.files import canonical_json
 from sweep.trial.timing import Timing, timed_settings
@@ -221,18 +221,19 @@ def _decide_policy(
     finals = finals[finals["label"].isin([result.label for result in results])]
     rates = _rates_of_finals(results, finals)
     decided = decide_trials(finals, rates)
-    with_times = decide_trials(finals, rates, ALPHA - RATIO_ERROR)
+    with_times = decide_trials(finals, rates, ERROR)
     if decided is None or with_times is None:
         return results
     index, decision = decided  # label and batch size of each arm
     _, decision_with_times = with_times
 
-    budget = _time_budget_of(finals)
-    ratios = None
+    budget = time_budget_of(finals)
+    reasons_of_amounts = []
     if budget is not None:
         optimizers = {result.label: result.optimizer or None for result in results}
         arms_of_index = {key: Arm(optimizers[key[0]], int(key[1])) for key in index}
         ratios = time_ratios(finals, arms_of_index, timing)
+        reasons_of_amounts = _unequal_times(finals, arms_of_index, ratios, budget)
         errors = errors_of_amounts(*ratios, _slopes_of(finals, index))
         decision = replace(decision_with_times, other_errors=errors)
         decision_with_times = decision
@@ -254,9 +255,6 @@ def _decide_policy(
         finals_of_result = finals[finals["label"] == result.label]
         sizes = [int(size) for _, size in index[part]]
         target = finals_of_result["target"].max()
-        reasons = list(result.reasons)
-        if ratios is not None:
-            reasons += _unequal_times(sizes, [bounds[part, part] for bounds in ratios])
         comparison = Comparison(
             policy=result.label,
             finals=finals_of_result,
@@ -266,7 +264,7 @@ def _decide_policy(
             objective=objective,
             target=float(target) if objective.is_ratio else None,
             time_budget_seconds=budget,
-            reasons=reasons,
+            reasons=[*result.reasons, *reasons_of_amounts],
             scope=result.scope,
             optimizer=result.optimizer,
         )
@@ -288,27 +286,48 @@ def _slopes_of(finals: pd.DataFrame, index: pd.Index) -> list[float]:
     return means.reindex(index).to_list()
 
 
-def _time_budget_of(finals: pd.DataFrame) -> float | None:
-    """Return the seconds for which all trials were to train; None with a budget of tokens."""
-    budgets = finals["time_budget_seconds"].astype(float)
-    if budgets.isna().any() or budgets.nunique() != 1:
-        return None
-    return float(budgets.iloc[0])
+def _unequal_times(
+    finals: pd.DataFrame,
+    arms: Mapping[tuple[str, int], Arm],
+    ratios: tuple[Floats, Floats],
+    budget: float,
+) -> list[str]:
+    """Return sentences if trainings did not take the budget, or are not known to be equally long.
 
+    Trials without a value, whose batch size is not compared, do not count.
+    """
+    timed = finals[np.isfinite(finals["value"])]
+    medians = timed.groupby(["label", "batch_size"])["seconds_training"].median()
+    off = {}
+    for key, arm in arms.items():
+        seconds = float(medians.get(key, math.nan))
+        if abs(math.log(seconds / budget)) > math.log1p(MOST_UNEQUAL):
+            off[arm.label] = format_seconds(seconds)
+    sentences = []
+    if off:
+        listed = join(f"{seconds} at {label}" for label, seconds in off.items())
+        sentences.append(f"Trainings were to take {format_seconds(budget)}, but took {listed}.")
 
-def _unequal_times(sizes: Sequence[int], ratios: Sequence[Floats]) -> list[str]:
-    """Return a sentence if some trainings are not known to have taken equally long."""
+    is_compared = np.array([key in medians.index for key in arms])
     low, high = ratios
-    largest = np.maximum(-low, high)
-    i, j = sorted(divmod(int(largest.argmax()), len(sizes)))
-    if largest[i, j] <= math.log1p(MOST_UNEQUAL):
-        return []
-    text = f"It is not known whether trainings at batch size {sizes[i]} and {sizes[j]} took"
-    text += f" equally long, within {100 * MOST_UNEQUAL:.0f} %"
-    if math.isfinite(largest[i, j]):
-        apart = 100 * math.expm1(largest[i, j])
-        text += f": their times may be {apart:.2g} % apart"
-    return [f"{text}."]
+    largest = np.where(np.outer(is_compared, is_compared), np.maximum(-low, high), 0.0)
+    i, j = sorted(divmod(int(largest.argmax()), len(arms)))
+    if largest[i, j] > math.log1p(MOST_UNEQUAL):
+        labels = [arm.label for arm in arms.values()]
+        text = f"Whether trainings at {labels[i]} and {labels[j]} took equally long is known only"
+        if math.isfinite(largest[i, j]):
+            text += f" within {100 * math.expm1(largest[i, j]):.2g} %"
+        else:
+            text = text.replace("is known only", "is not known")
+        sentences.append(f"{text}. Repeat the sweep on an idle machine, in another --out.")
+
+    lacks_slope = timed["valid_slope"].isna()
+    if lacks_slope.any():
+        sizes = join(sorted({*timed.loc[lacks_slope, "batch_size"]}))
+        sentences.append(
+            f"Curves at batch size {sizes} do not tell what a difference in time would change."
+        )
+    return sentences
 
 
 def _rank_optimizers(
@@ -359,7 +378,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     has_target = bool(finals["target"].notna().any())
     if has_target:
         parts.append(f"target {finals['target'].max():g}")
-    seconds = _time_budget_of(finals)
+    seconds = time_budget_of(finals)
     if seconds is not None:
         parts.append(f"{format_seconds(seconds)} of training steps")
     elif plan or (tokens > 0 and not has_target):

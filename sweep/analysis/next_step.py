@@ -40,7 +40,8 @@ from sweep.decision.proposal import (
 )
 from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
-from sweep.plan.course import Course, tokens_per_trial
+from sweep.plan.commands import parse_command
+from sweep.plan.course import Course, common_budget, tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, parse_policy
 from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
@@ -138,6 +139,27 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     }
     with contextlib.suppress(SweepError):
         return propose(sweep.plan, changes, is_elsewhere=True).command
+    return None
+
+
+def command_for_fewest_tokens(sweep: SweepTables, answer: Answer) -> str | None:
+    """Return the command that compares batch sizes at equal tokens; None if there is none.
+
+    The tokens are those of the batch size that is recommended for a budget of time.
+    """
+    plan = sweep.plan
+    rows = [row for row in plan.known_trials if row.batch_size == answer.recommended]
+    sizes = [row.batch_size for row in answer.batch_sizes]
+    search = _Search(sweep)
+    changes = {
+        "budget": common_budget(rows[0].tokens, sizes, plan.tokens_per_sequence),
+        "timing": None,
+        "lr": search.lr,
+        "seeds": "auto",
+        "out": search.free_out(),
+    }
+    with contextlib.suppress(SweepError):
+        return propose(plan, changes, is_elsewhere=True).command
     return None
 
 
@@ -348,6 +370,7 @@ class _Search:
                 f"Batch size {added} would take {steps} steps at this budget, which are too few. "
                 "Compare it at a larger --budget, in another --out."
             )
+        self._refuse_untimed_size(added)
         batches = sorted([*sizes, added])
         changes = {
             "batches": batches,
@@ -365,6 +388,17 @@ class _Search:
         if not plan.can_compare(tokens):
             return self._elsewhere(batches)
         return proposal
+
+    def _refuse_untimed_size(self, added: int) -> None:
+        """Refuse to add a batch size whose steps the command could not time."""
+        if self.plan.token_budget is not None or not self.plan.commands:
+            return
+        _, flags = parse_command(self.plan.commands[-1])
+        if flags.get("executor", "local") != "local":
+            raise SweepError(
+                f"Batch size {added} may be better. Time its steps with those of the others where "
+                "they run (`sweep time`), and give the file as --timing."
+            )
 
     def _elsewhere(self, sizes: Sequence[int], **changes: Any) -> Proposal:
         """Propose a new sweep, with a budget that all batch sizes use up."""
@@ -417,7 +451,10 @@ class _Search:
             if seeds >= LOOKS[-1]:
                 why = f"{subject} has {seeds} seeds, the most that the intervals are made for"
             else:
-                why = f"more seeds cannot decide about {subject}, because of its learning rate"
+                cause = "its learning rate"
+                if self.plan.has_unequal_amounts:
+                    cause += " or its time" if self.plan.token_budget is None else " or its tokens"
+                why = f"more seeds cannot decide about {subject}, because of {cause}"
             answer = tuned.answers[0]
             tolerance = answer.compared.write(answer.tolerance)
             return (

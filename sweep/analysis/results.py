@@ -14,6 +14,7 @@ from sweep.analysis.judge import PolicyResult, judge_trials, leading
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
+    command_for_fewest_tokens,
     command_for_soonest,
     next_step,
 )
@@ -43,8 +44,12 @@ class Sweep(tables.SweepTables):
         fewest_steps = answer.fewest_steps
         if fewest_steps.batch_size is None:
             fewest_steps = replace(fewest_steps, settle=step.command)
+        fewest_tokens = answer.fewest_tokens
+        if fewest_tokens.batch_size is None:
+            fewest_tokens = replace(fewest_tokens, settle=command_for_fewest_tokens(self, answer))
         answer = replace(
             answer,
+            fewest_tokens=fewest_tokens,
             settle=step.command,
             settle_seconds=step.seconds,
             settle_reason=step.reason if step.reason else None,

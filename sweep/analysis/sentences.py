@@ -60,11 +60,12 @@ def _describe_gap(gap: OptimizerGap, objective: Objective) -> str:
         return f"{gap.better} or {gap.worse} may be better"
     low, high = gap.gap
     least = objective.write(0.0 if low is None else low, np.floor)
-    text = f"{gap.better} is better than {gap.worse} by"
+    estimate = objective.write(gap.estimate) if gap.estimate is not None else ""
+    text = f"{gap.better} is better than {gap.worse} by {estimate}".rstrip()
     if high is None:
-        return f"{text} {least} or more"
+        return f"{text} ({least} or more)"
     number = least.split()[0]  # the unit follows once
-    return f"{text} {number} to {objective.write(high, np.ceil)}"
+    return f"{text} ({number} to {objective.write(high, np.ceil)})"
 
 
 def _describe_sizes(answer: AnswerData) -> list[str]:
@@ -100,7 +101,7 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     for row in rows:
         if row.mean is None:
             lines.append(_describe_uncompared(row, answer.compared))
-    if any(row.price is not None for row in rows):
+    if answer.price_per_device_hour is not None:
         lines.append(_describe_prices(answer))
     if answer.times_are_elsewhere:
         lines.append(
@@ -126,6 +127,8 @@ def _describe_prices(answer: AnswerData) -> str:
         else:
             text += " (one training)"
         parts.append(f"{text} at batch size {row.batch_size}")
+    if not parts:
+        return "What a training costs is not known: its time, or the number of its devices, is not."
     end = "to the target " if answer.compared.is_ratio else ""
     return (
         f"At {answer.price_per_device_hour:g} per device and hour, a training {end}costs "

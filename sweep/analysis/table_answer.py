@@ -19,7 +19,7 @@ from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
 from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import MOST_BATCHES
-from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
+from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective
 from sweep.config.settings import parse_settings
 from sweep.errors import SweepError
 
@@ -44,7 +44,8 @@ def answer(
         direction: minimize or maximize.
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
-        pursues: what counts: tokens, time or steps; auto: time with a target, else tokens.
+        pursues: what counts: tokens, time or steps; auto: time with a target or a
+            budget of time, else tokens.
         price: of a device for an hour, in any currency.
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
@@ -73,6 +74,8 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
         trials = trials.assign(target=math.nan)
     if tolerance is not None:
         compared = replace(compared, tolerance=tolerance)
+    if compared.name != LOSS.name or unit == REWARD.unit:
+        trials = trials.assign(valid_slope=math.nan)  # it may be that of another metric
 
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     rows = trials.reindex(columns=list(columns))

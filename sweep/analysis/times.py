@@ -101,9 +101,18 @@ def time_ratios(
     for key, arm in arms.items():
         trials = groups.get_group(key) if key in groups.groups else finals.iloc[:0]
         seconds.append(trials["seconds_training"].dropna().to_list())
-        steps[arm] = int(trials["steps_taken"].max()) if len(trials) else 0
-    rounds = None if timing is None else timing.seconds_of_trainings(steps)
+        steps[arm] = float(trials["steps_taken"].max())
+    rounds = None
+    if timing is not None and _ran_like_steps(finals, timing):
+        rounds = timing.seconds_of_trainings(steps)
     return bound_time_ratios(seconds, rounds)
+
+
+def _ran_like_steps(trials: pd.DataFrame, timing: Timing) -> bool:
+    """Return True if trials ran on the device and with the settings of timed steps."""
+    settings = canonical_json(timed_settings(timing.execution))
+    is_alike = (trials["device"] == timing.device) & (trials["timed_settings"] == settings)
+    return bool(is_alike.all())
 
 
 def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> dict[int, ArmTimes]:
@@ -148,11 +157,8 @@ def _times_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.
 
 def _ran_as_timed(trials: pd.DataFrame, timing: Timing, times: ArmTimes) -> bool:
     """Return True if trials of one batch size ran on the device and with the settings of steps."""
-    settings = canonical_json(timed_settings(timing.execution))
-    is_alike = trials["device"] == timing.device
-    is_alike &= trials["timed_settings"] == settings
-    is_alike &= trials["microbatch_size"] == times.microbatch_size
-    return bool(is_alike.all())
+    has_microbatch = trials["microbatch_size"] == times.microbatch_size
+    return _ran_like_steps(trials, timing) and bool(has_microbatch.all())
 
 
 def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[str]:

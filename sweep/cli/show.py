@@ -76,7 +76,7 @@ def print_plan(
     if as_json:
         for line in _data_lines(plan, folder):
             say(line, to_stderr=True)
-        document = plan.model_dump(mode="json")
+        document = plan.model_dump(mode="json") | _price_of(plan, to_run)
         if cost:
             document["cluster"] = cost
         print_document(document)
@@ -212,11 +212,16 @@ def _print_proposal(plan: Plan, to_stderr: bool) -> None:
         echo(f"  {proposal.command}", err=to_stderr)
 
 
-def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
+def total_seconds(rows: Sequence[PlannedTrial]) -> float | None:
+    """Return the estimated time of some trials; None if that of one is not known."""
     seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
-    if len(seconds) < len(rows):
+    return sum(seconds) if len(seconds) == len(rows) else None
+
+
+def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
+    total = total_seconds(rows)
+    if total is None:
         return f"unknown, because {reason}" if reason else "unknown"
-    total = sum(seconds)
     ends = f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
     if reason:
         return f"{ends}, because {reason}"
@@ -269,17 +274,24 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     }
 
 
-def _about_price(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
-    """Return what the trials to run cost by the estimate of their time, as a range."""
+def _price_of(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
+    """Return what the trials to run cost by the estimate of their time, and its range."""
     per_hour = plan.settings.answer.price
-    seconds = [row.forecast_seconds for row in to_run if row.forecast_seconds is not None]
-    if per_hour is None or not to_run:
+    seconds = total_seconds(to_run)
+    if per_hour is None or seconds is None or plan.forecast_factor is None:
+        return {"price": None, "price_range": None}
+    price = per_hour * plan.execution.devices * seconds / 3600
+    factor = plan.forecast_factor
+    return {"price": price, "price_range": [price / factor, price * factor]}
+
+
+def _about_price(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
+    if plan.settings.answer.price is None or not to_run:
         return ""
-    if len(seconds) < len(to_run):
+    cost = _price_of(plan, to_run)
+    if cost["price"] is None:
         return "unknown, because the time is"
-    price = per_hour * plan.execution.devices * sum(seconds) / 3600
-    factor = plan.forecast_factor or 1.0
-    return _write_price(price, (price / factor, price * factor))
+    return _write_price(cost["price"], cost["price_range"])
 
 
 def _about_total(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:

@@ -67,7 +67,7 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     """
 
     pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
-    """What counts: tokens, time or steps; by default time with a target, else tokens."""
+    """What counts: tokens, time or steps; by default time with a target or a time, else tokens."""
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
@@ -293,6 +293,9 @@ class Experiment(TrainingSettings):
             raise ValueError("budget must be tokens with a target, whose cap it is. Write 4M")
         if self.tuning.budget is not None:
             raise ValueError("tuning.budget does not apply with a budget of time. Leave it out")
+        if self.evaluation.points < 4:
+            problem = "evaluation.points must be at least 4 with a budget of time"
+            raise ValueError(f"{problem}, which needs the slopes of curves. Raise it")
         if self.workload.is_program:
             problem = "budget must be tokens with a command, whose steps are not timed in advance"
             raise ValueError(f"{problem}. Write 64k")

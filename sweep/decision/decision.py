@@ -54,6 +54,16 @@ class Decision:
         high = np.where(has_seeds, estimate + above, np.inf)
         return low, high
 
+    @property
+    def differences_of_rates_used(self) -> tuple[Floats, Floats]:
+        """The interval of each loss at the rate used minus each other one, (..., k, k)."""
+        below = self.half_width
+        above = self.half_width
+        if self.other_errors is not None:
+            below = below + self.other_errors[0]
+            above = above + self.other_errors[1]
+        return self.difference - below, self.difference + above
+
     def _estimates(self, half_width: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the differences at the best rates, and how far the intervals go below and above.
 

@@ -53,7 +53,10 @@ def token_ratios(tokens: Sequence[float]) -> Floats:
 
 
 def steepest_slope(tokens: Sequence[float], values: Sequence[float]) -> float:
-    """Return the most that a value falls per unit of ln tokens, between half and the end; or NaN.
+    """Return the most that a value falls per unit of ln tokens, between half and the end.
+
+    NaN if it never falls there, because more training then does not lower it, or without two
+    milestones.
 
     Args:
         tokens: of the milestones of a trial, ascending.
@@ -64,7 +67,8 @@ def steepest_slope(tokens: Sequence[float], values: Sequence[float]) -> float:
         return math.nan
     log_tokens = np.log(np.asarray(tokens, dtype=float)[late])
     falls = -np.diff(np.asarray(values, dtype=float)[late]) / np.diff(log_tokens)
-    return max(0.0, float(falls.max()))
+    steepest = float(falls.max())
+    return steepest if steepest > 0 else math.nan
 
 
 def mean_slope(slopes: Sequence[float | None]) -> float:
@@ -77,13 +81,17 @@ def errors_of_amounts(low: Floats, high: Floats, slopes: Sequence[float]) -> tup
     """Return how far differences at equal amounts may lie below and above the measured ones.
 
     Args:
-        low: bounds of the log ratios of times or of tokens, row over column, (k, k).
+        low: bounds of the log ratios of times or of tokens, row over column, (k, k); NaN if they
+            are not known.
         high: the same.
         slopes: the `steepest_slope` of each batch size; NaN if it is not known.
     """
-    slope = np.nan_to_num(np.asarray(slopes, dtype=float), nan=np.inf)
-    steeper = np.maximum(slope[:, None], slope[None, :])
-    with np.errstate(invalid="ignore"):  # 0 times infinity, where the times are equal
-        below = steeper * np.maximum(-low, 0.0)
-        above = steeper * np.maximum(high, 0.0)
-    return np.where(low < 0, below, 0.0), np.where(high > 0, above, 0.0)
+    slope = np.asarray(slopes, dtype=float)
+    steeper = np.maximum(slope[:, None], slope[None, :])  # NaN if one is not known
+    below = steeper * np.maximum(-low, 0.0)
+    above = steeper * np.maximum(high, 0.0)
+    is_equal = (low == 0) & (high == 0)
+    is_known = np.isfinite(below) & np.isfinite(above)
+    below = np.where(is_equal, 0.0, np.where(is_known, below, np.inf))
+    above = np.where(is_equal, 0.0, np.where(is_known, above, np.inf))
+    return below, above

@@ -72,7 +72,9 @@ def next_trials(
     error = ALPHA if experiment.time_budget_seconds is None else ERROR
     decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS, error)
     if plan.has_unequal_amounts:
-        errors = _errors_of_amounts(plan, templates, records, timing)
+        ids = {row.id for row in rows}
+        finals = [record for record in records if record.row.id in ids]
+        errors = _errors_of_amounts(plan, templates, finals, timing)
         decision = replace(decision, other_errors=errors)
 
     seeds = np.isfinite(losses).sum(-1)
@@ -112,28 +114,29 @@ def next_trials(
 def _errors_of_amounts(
     plan: Plan,
     templates: Sequence[PlannedTrial],
-    records: Sequence[TrialRecord],
+    finals: Sequence[TrialRecord],
     timing: Timing | None,
 ) -> tuple[Floats, Floats]:
     """Return what unequal times, or tokens, of the final trials add to the errors of losses."""
     seconds: list[list[float]] = []
     slopes: list[float] = []
     for template in templates:
-        finals = [
+        of_arm = [
             record
-            for record in records
-            if record.row.stage == "final"
-            and record.row.arm == template.arm
+            for record in finals
+            if record.row.arm == template.arm
             and record.value is not None
             and math.isfinite(record.value)
         ]
-        seconds.append([record.seconds for record in finals if record.seconds])
-        slopes.append(mean_slope([record.slope for record in finals]))
+        seconds.append([record.seconds for record in of_arm if record.seconds])
+        slopes.append(mean_slope([record.slope for record in of_arm]))
     if plan.token_budget is not None:
         ratios = token_ratios([template.tokens for template in templates])
         return errors_of_amounts(ratios, ratios, slopes)
     steps = {template.arm: template.steps for template in templates}
-    rounds = None if timing is None else timing.seconds_of_trainings(steps)
+    rounds = None
+    if timing is not None and timing.is_of(plan.execution.model_dump(mode="json")):
+        rounds = timing.seconds_of_trainings(steps)
     return errors_of_amounts(*bound_time_ratios(seconds, rounds), slopes)
 
 

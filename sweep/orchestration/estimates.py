@@ -163,7 +163,7 @@ def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
     (per_sequence, per_step), _ = nnls(columns, np.ones(len(sizes)))
 
     factor = UNCERTAIN
-    if len(sizes) > 1:
+    if len(sizes) > 2:  # a line through two points has no error
         ratios = (per_step + per_sequence * sizes) / times
         factor = float(np.maximum(ratios, 1 / ratios).max())
     return float(per_step), float(per_sequence), factor

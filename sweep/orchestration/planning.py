@@ -39,6 +39,7 @@ class Planned:
     requested: tuple[str, ...]  # ids of the trials that the command names
     experiment: Experiment  # the command's; the plan's settings are those of the whole folder
     timing: Timing | None = None  # that fixed tokens, and is still to be written
+    changes_answer: bool = False  # whether the command asks the trials of the folder anew
 
     @property
     def adds_seeds(self) -> bool:
@@ -80,7 +81,12 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
         new, plan = _grown_plan(request, inputs, old)
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
-    return Planned(plan, requested_ids(plan, new, experiment), experiment)
+    return Planned(
+        plan,
+        requested_ids(plan, new, experiment),
+        experiment,
+        changes_answer=old is not None and old.settings.answer != plan.settings.answer,
+    )
 
 
 def _refuse_other_execution(chosen: Execution, old: Plan, folder: SweepFolder) -> None:
@@ -185,9 +191,9 @@ def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> 
             trial.write_config(plan.trial_config(row, folder.name))
 
     saved = plan.model_copy(update={"trials": plan.known_trials})
-    write_json(folder.plan_path, saved.model_dump(mode="json"))
-    if timing is not None:
+    if timing is not None:  # first: with its tokens, the plan would not be timed again
         write_timing(folder, timing.model_copy(update={"sweep_uid": plan.sweep_uid}))
+    write_json(folder.plan_path, saved.model_dump(mode="json"))
     return plan
 
 

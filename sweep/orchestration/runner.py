@@ -78,7 +78,7 @@ def finished_summary(
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
-    if to_run or not is_mirrored(folder, services.tracking_uri):
+    if to_run or planned.changes_answer or not is_mirrored(folder, services.tracking_uri):
         return None
     if planned.adds_seeds and trials_after_look(planned.plan, planned.experiment, folder):
         return None

@@ -29,6 +29,7 @@ from sweep.orchestration.execution import (
 )
 from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.holding import holding
+from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.planning import Planned
 from sweep.plan.plan import Plan
 from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS, TimingRequest
@@ -139,6 +140,8 @@ class DueTiming:
             model=self.plan.model.name,
             parameters=self.plan.model.parameters,
             tokens_per_sequence=self.plan.tokens_per_sequence,
+            workload=self.plan.settings.workload.name,
+            optimizers=self.plan.settings.optimizer_names,
             torch_version=result.torch_version or "",
             has_real_batches=False,
             rounds=0,
@@ -299,22 +302,44 @@ def fix_tokens(planned: Planned, folder: SweepFolder, services: Services) -> Pla
 
     The times are those of --timing, or else of steps that are timed here.
     """
-    plan = planned.plan
-    if not plan.awaits_times:
+    planned = fix_tokens_by_file(planned, services)
+    if not planned.plan.awaits_times:
         return planned
-    if services.timing is not None:
-        return planned.with_tokens_by(load_timing(Path(services.timing), plan))
     if find_executor(services.executor).is_elsewhere:
         raise SweepError(
             "the steps of a budget of time must be timed where they run, got the executor "
             f"{services.executor!r}. Call `sweep time` there, and give its file as --timing."
         )
     with holding(folder):
-        return planned.with_tokens_by(_time_plan(plan, folder))
+        get_inputs(planned.plan, folder)
+        return planned.with_tokens_by(_time_plan(planned.plan, folder))
+
+
+def fix_tokens_by_file(planned: Planned, services: Services) -> Planned:
+    """Fix the tokens of a budget of time by the file of --timing, if there is one.
+
+    Raises:
+        SweepError: the file is about other steps, or another device than this machine's.
+    """
+    if services.timing is None or not planned.plan.awaits_times:
+        return planned
+    timing = load_timing(Path(services.timing), planned.plan)
+    if not find_executor(services.executor).is_elsewhere:
+        device = run_job(name_device, planned.plan.execution.device)
+        if timing.device != device:
+            raise SweepError(
+                f"{services.timing} must be measured on the device that trains, but that is "
+                f"{device}, and the file has {timing.device}. Call `sweep time` here."
+            )
+    return planned.with_tokens_by(timing)
 
 
 def _time_plan(plan: Plan, folder: SweepFolder) -> Timing:
-    """Time the steps of all arms of a plan, before it is written."""
+    """Time the steps of all arms of a plan, before it is written.
+
+    Raises:
+        KeyboardInterrupt: the user called `sweep stop`.
+    """
     _refuse_untimed(plan)
     what = f"the {plan.settings.token_unit} of {plan.settings.budget}"
     LOG.info(f"Timing steps, which fixes {what}")
@@ -324,8 +349,16 @@ def _time_plan(plan: Plan, folder: SweepFolder) -> Timing:
     budget = plan.settings.time_budget_seconds
     assert budget is not None, "only a budget of time needs times"
     seconds = min(budget, ROUNDS_FACTOR * SECONDS_PER_ARM)
-    timing = _time_in_process(plan, configs, seconds, evaluates=False, rounds_factor=ROUNDS_FACTOR)
-    assert timing is not None, "nothing has stopped it"
+    timing = _time_in_process(
+        plan,
+        configs,
+        seconds,
+        is_stopping=folder.stop_path.exists,
+        evaluates=False,
+        rounds_factor=ROUNDS_FACTOR,
+    )
+    if timing is None:
+        raise KeyboardInterrupt
     if any(times.is_loaded for times in timing.arms):
         LOG.warning(
             "Other programs slowed the steps, whose times fix the %s of all trials. To time them "
@@ -362,6 +395,8 @@ def _difference_of_steps(timing: Timing, plan: Plan) -> str:
         "model": plan.model.name,
         "parameters": plan.model.parameters,
         "tokens_per_sequence": plan.tokens_per_sequence,
+        "workload": plan.settings.workload.name,
+        "optimizers": plan.settings.optimizer_names,
     }
     for name, value in settings.items():
         other = timed[name] if name in timed else getattr(timing, name)

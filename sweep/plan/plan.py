@@ -20,7 +20,7 @@ from sweep.plan.rate_search import GRID
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
-LEAST_POINTS = 4  # evaluations of a trial, so that two lie in its second half
+LEAST_POINTS = 4  # evaluations of a trial, of which three bound the slopes of its second half
 
 
 def _begin_with_sweep_run(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -243,8 +243,9 @@ class Plan(Inputs):
 
     @property
     def has_unequal_amounts(self) -> bool:
-        """True if losses are compared although tokens differ, which needs the slopes of curves."""
-        return self.settings.target is None and not self.tokens_are_common
+        """True if losses are compared at unequal times or tokens, which needs slopes of curves."""
+        is_by_tokens = self.token_budget is not None and self.tokens_are_common
+        return self.settings.target is None and not is_by_tokens
 
     @property
     def largest_step(self) -> tuple[int, bool]:

@@ -16,7 +16,7 @@ class TimingRequest:
 
     configs: Mapping[Arm, TrialConfig]  # a trial each, with one execution but for the microbatch
     sweep_uid: str  # the sweep's, as in plan.json
-    rounds: int  # the number wanted
+    rounds: int  # the most; fewer if their least steps take longer than all seconds
     rounds_needed: int  # the least that gives intervals
     seconds_per_arm: float  # the most for an arm in all rounds, unless its least steps take longer
     deadline: float  # by `time.monotonic`; rounds that would end later are left out

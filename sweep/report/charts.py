@@ -94,7 +94,6 @@ def plot_frontier(sweep: Sweep) -> Chart | None:
     """Plot the validation loss against tokens and against the time of training.
 
     Curves are means over the complete seeds, and end in the final results with their intervals.
-    Without curves only those against time are drawn.
     """
     ends = _frontier(sweep)
     has_several_sizes = ends.groupby(POLICY)[SIZE].nunique().gt(1).any()
@@ -103,13 +102,14 @@ def plot_frontier(sweep: Sweep) -> Chart | None:
     objective = sweep.plan.settings.evaluated
     name = objective.title.removeprefix("final ")
     curves = _validation_curves(sweep, ends, name)
-    unit, seconds = _time_unit(max(curves["seconds"].max(), ends["seconds"].max()))
+    longest = pd.concat([curves["seconds"], ends["seconds"]]).max()
+    unit, seconds = _time_unit(longest)
     curves["seconds"] /= seconds
     ends[["seconds", "earliest", "latest"]] /= seconds
 
     panels = []
     token_unit = sweep.plan.settings.token_unit
-    if len(curves):
+    if len(curves) or ends["tokens"].notna().any():
         panels.append(_plot_frontier(sweep, curves, ends, "tokens", name, f"training {token_unit}"))
     if ends["seconds"].notna().any():
         panels.append(_plot_frontier(sweep, curves, ends, "seconds", name, f"{unit} of training"))

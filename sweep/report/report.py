@@ -337,6 +337,13 @@ def _write_price(row: BatchSizeAnswer) -> str:
     return f"{text} ({note}{low:.3g} to {high:.3g})"
 
 
+def _write_frontier(row: BatchSizeAnswer) -> str:
+    """Write whether a batch size may be the best trade of loss for time."""
+    if row.dominated:
+        return "no, dominated"
+    return "may be" if row.seconds is not None and row.mean is not None else MISSING
+
+
 MARKDOWN = Environment(
     loader=LOADER, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True
 )
@@ -350,6 +357,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "regret": _write_regret,
     "time": _write_time,
     "price": _write_price,
+    "frontier": _write_frontier,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,

@@ -288,18 +288,18 @@ class Mirror(threading.Thread):
         if document:
             rows = document["batch_sizes"]
             means = {row["batch_size"]: row["mean"] for row in rows}
-            self._log_by_batch_size(run_id, document["metric"], means)
+            name = store.metric_name(document["metric"], self.plan.settings.token_unit)
+            self._log_by_batch_size(run_id, name, means)
             seconds = {row["batch_size"]: row["seconds"] for row in rows}
-            self._log_by_batch_size(run_id, "final_seconds_training", seconds)
+            self._log_by_batch_size(run_id, store.SECONDS, seconds)
         return tags
 
     def _log_by_batch_size(
-        self, run_id: str, column: str, values: Mapping[int, float | None]
+        self, run_id: str, name: str, values: Mapping[int, float | None]
     ) -> None:
         """Log the value of each batch size, which is the step, unless the store has it."""
         from mlflow.entities import Metric
 
-        name = store.metric_name(column, self.plan.settings.token_unit)
         history = self._client.get_metric_history(run_id, name)
         history = sorted(history, key=lambda point: point.timestamp)
         stored = {point.step: point.value for point in history}

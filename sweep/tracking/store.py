@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 TIMING_FILE = "timing.json"
+SECONDS = "answer/seconds"  # metric of the parent run, by batch size
 # Artifacts that are written after the trials.
 LAST_FILES = (TIMING_FILE, "report.md", "report.html", "trials.csv", "answer.json")
 VIEW = "mlflow.sharedViewState."

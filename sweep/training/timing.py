@@ -167,6 +167,10 @@ def measure_times(request: TimingRequest) -> Timing:
             model=config.science.model.name,
             parameters=timers[0].step.parameter_count,
             tokens_per_sequence=config.tokens_per_sequence,
+            workload=config.science.workload.name,
+            optimizers=tuple(
+                dict.fromkeys(each.science.optimizer.name for each in configs.values())
+            ),
             torch_version=torch.__version__,
             has_real_batches=timers[0].has_real_batches,
             rounds=timed,
@@ -207,7 +211,8 @@ def _measure(timers: Sequence[ArmTimer], request: TimingRequest) -> tuple[list[i
     deadline = request.deadline
     seconds = _warm_up(timers, deadline)
     left = deadline - time.monotonic()
-    rounds = rounds_within(seconds, request.rounds, left)
+    wanted = rounds_within(seconds, request.rounds, request.seconds_per_arm * len(timers))
+    rounds = rounds_within(seconds, max(request.rounds_needed, wanted), left)
     if not rounds:
         return [0] * len(timers), 0
     steps = choose_steps(seconds, rounds, request.seconds_per_arm, left)

@@ -78,6 +78,10 @@ class Timing(_Record):
     """Parameters of the model; null in older files."""
     tokens_per_sequence: int | None = None
     """Tokens of a sequence, 1 for examples without tokens; null in older files."""
+    workload: str | None = None
+    """What is learned, such as pretrain; null in older files."""
+    optimizers: tuple[str, ...] | None = None
+    """Names of the optimizers; null in older files."""
     torch_version: str
     """Version of torch."""
     has_real_batches: bool
@@ -103,14 +107,14 @@ class Timing(_Record):
         """Return the times of an arm; None if it was not timed."""
         return next((times for times in self.arms if times.arm == arm), None)
 
-    def seconds_of_trainings(self, steps: Mapping[Arm, int]) -> list[list[float]] | None:
+    def seconds_of_trainings(self, steps: Mapping[Arm, float]) -> list[list[float]] | None:
         """Return for each arm the seconds of its steps by each round; None if one was not timed."""
         seconds = []
         for arm, count in steps.items():
             times = self.times_of(arm)
             if times is None or not times.seconds_per_step:
                 return None
-            seconds.append([count * one for one in times.seconds_per_step])
+            seconds.append([count * step for step in times.seconds_per_step])
         return seconds
 
     def covers(self, microbatch_sizes: Mapping[Arm, int]) -> bool:

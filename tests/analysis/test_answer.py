@@ -479,3 +479,56 @@ def test_the_cost_of_rules_is_that_of_the_closed_form(tmp_path):
         assert cost.costs[cost.anchor].low == cost.costs[cost.anchor].high == 0  # by definition
         assert cost.is_within(1e9) and not cost.is_within(0.1)
         assert not replace(cost, costs={**cost.costs, 8: None}).is_within(1e9)  # not measured
+
+
+def timed_table(seconds, slope=0.4, **changes):
+    """Trials with a budget of ten minutes, which took so many seconds."""
+    trials = table(CLOSE, noise=1e-4, seeds=8, seconds=seconds, device="cpu: one", devices=1)
+    sizes = trials["batch_size"]
+    trials["seconds_training"] = sizes.map(seconds) * (1 + 0.001 * (trials["seed"] % 1000))
+    fields = {"token_budget": 1000 * sizes, "time_budget_seconds": 600.0, "valid_slope": slope}
+    trials = trials.assign(**{**fields, **changes})
+    return trials.rename(columns={"token_budget": "tokens"})
+
+
+def test_losses_at_equal_time_are_answered_with_the_errors_of_the_times():
+    seconds = {2: 590.0, 4: 588.0, 8: 592.0}
+    exact = sweep.answer(timed_table(seconds, slope=1e-9))
+    answer = sweep.answer(timed_table(seconds))
+    assert answer.time_budget_seconds == 600 and answer.pursues == "time"
+    assert answer.recommended == 2 and not answer.reasons
+    for row in answer.batch_sizes:
+        low, high = row.gap_to_best
+        low_of_losses, high_of_losses = exact[row.batch_size].gap_to_best
+        assert low < low_of_losses and high > high_of_losses
+    pairs = {pair.batch_sizes: pair for pair in answer.pairs}
+    for pair in exact.pairs:
+        widened = pairs[pair.batch_sizes].difference
+        assert widened.low < pair.difference.low and widened.high > pair.difference.high
+        assert widened.value == pair.difference.value
+
+
+def test_trainings_that_took_another_time_than_they_were_to_make_the_answer_provisional():
+    longer = sweep.answer(timed_table({2: 1200.0, 4: 1210.0, 8: 1190.0}))
+    assert longer.provisional
+    assert "to take 10 min, but took 20.1 min at batch size 2" in " ".join(longer.reasons)
+    unequal = sweep.answer(timed_table({2: 590.0, 4: 570.0, 8: 640.0}))
+    assert "at batch size 4 and batch size 8 took equally long" in " ".join(unequal.reasons)
+    without_slopes = sweep.answer(timed_table({2: 590.0, 4: 588.0, 8: 592.0}, slope=math.nan))
+    assert "do not tell what a difference in time would change" in " ".join(without_slopes.reasons)
+    assert not without_slopes.decided
+
+
+def test_what_times_leave_open_is_said_whatever_counts():
+    few = timed_table({2: 590.0, 4: 588.0, 8: 592.0}).query("stage == 'tune' or seed < 5")
+    for pursues in ("time", "steps"):
+        answer = sweep.answer(few, pursues=pursues)
+        assert "which give only a range" in " ".join(answer.reasons)
+
+
+def test_trials_with_different_budgets_of_time_are_not_compared_at_equal_time():
+    trials = timed_table({2: 590.0, 4: 588.0, 8: 592.0})
+    trials.loc[trials["batch_size"] == 8, "time_budget_seconds"] = 1200.0
+    answer = sweep.answer(trials)
+    assert answer.time_budget_seconds is None and answer.provisional
+    assert "Training tokens" in " ".join(answer.reasons)

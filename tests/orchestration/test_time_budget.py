@@ -5,20 +5,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import sweep
+from sweep.analysis.next_step import read_records
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution, Services
 from sweep.config.load import load_experiment
+from sweep.decision.next import next_trials
 from sweep.errors import SweepError
 from sweep.orchestration import timing as measuring
+from sweep.orchestration.looks import read_trial_record, trials_after_look
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.timing import fix_tokens, load_timing
 from sweep.plan.plan import load_plan
+from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
 from sweep.trial.timing import read_timing, write_timing
@@ -63,6 +68,7 @@ def test_tokens_are_fixed_once_and_a_later_command_trains_nothing_more(tmp_path,
 def test_the_answer_compares_losses_at_equal_time(tmp_path, timed_briefly):
     planned, folder = plan_in(tmp_path / "s", seeds=3)
     run_plan(fix_tokens(planned, folder, LOCAL), folder)
+    write_report(folder.path)
     result = sweep.load_sweep(folder.path).leading
     answer = result.answer
     assert (answer.time_budget_seconds, answer.pursues) == (1.0, "time")
@@ -72,10 +78,9 @@ def test_the_answer_compares_losses_at_equal_time(tmp_path, timed_briefly):
     codes = {check.code for check in result.checks}
     assert not codes & {"tokens_differ", "equal_steps_not_tokens"} and "diverged" in codes
     assert not any(row.dominated for row in answer.batch_sizes)
-    table = (
-        sweep.answer(folder.path / "trials.csv") if (folder.path / "trials.csv").exists() else None
-    )
-    assert table is None or table.time_budget_seconds == 1.0
+    of_table = sweep.answer(folder.path / "trials.csv")
+    assert of_table.time_budget_seconds == 1.0
+    assert of_table.fewest_tokens.batch_size is None
 
 
 def test_a_killed_sweep_is_continued_with_the_same_tokens_and_ends_in_the_same_bits(tmp_path):
@@ -114,6 +119,8 @@ def timing_for(plan, seconds=0.001, **fields):
         "model": plan.model.name,
         "parameters": plan.model.parameters,
         "tokens_per_sequence": plan.tokens_per_sequence,
+        "workload": plan.settings.workload.name,
+        "optimizers": plan.settings.optimizer_names,
     }
     return timing_of({FOUR: [seconds] * 7, EIGHT: [2 * seconds] * 7}, **{**values, **fields})
 
@@ -135,6 +142,8 @@ def test_a_file_of_times_fixes_the_tokens_where_steps_cannot_be_timed(tmp_path):
         ({"model": "small"}, "model is small there and quadratic here"),
         ({"model": None}, "model is None there"),
         ({"tokens_per_sequence": 128}, "tokens_per_sequence is 128 there and 1 here"),
+        ({"optimizers": ("muon",)}, "optimizers is"),
+        ({"workload": "grpo"}, "workload is grpo there"),
         ({"precision": "bf16"}, "precision is bf16 there and fp32 here"),
         ({"execution": Execution(device="cpu", threads=99)}, "threads is 99 there"),
         ({"microbatch_sizes": {FOUR: 4, EIGHT: 4}}, "at batch size 8 the microbatch is 4 there"),
@@ -181,3 +190,71 @@ def test_a_plan_before_steps_are_timed_is_printed_with_nulls_and_not_written(tmp
     refused = subprocess.run([*words, "--out", "s"], capture_output=True, text=True, cwd=tmp_path)
     assert refused.returncode == 2 and "Name a --timing" in refused.stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_sweep_stop_ends_the_timing_of_steps_and_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "SECONDS_PER_ARM", 100.0)
+    planned, folder = plan_in(tmp_path / "s", budget="1h")
+
+    def ask_to_stop():
+        wait_until(folder.lock_path.exists)
+        folder.stop_path.touch()
+
+    thread = threading.Thread(target=ask_to_stop)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fix_tokens(planned, folder, LOCAL)
+    thread.join()
+    assert not folder.path.exists()
+
+
+def test_a_file_of_another_device_is_refused_where_trials_run_here(tmp_path):
+    planned, folder = plan_in(tmp_path / "s")
+    write_timing(SweepFolder(tmp_path), timing_for(planned.plan))  # on an "Example CPU"
+    with pytest.raises(SweepError, match=r"the file has Example CPU\. Call `sweep time` here"):
+        fix_tokens(planned, folder, Services(timing=str(tmp_path / "timing.json")))
+
+
+def test_run_and_report_decide_alike_although_the_timed_tokens_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "run_job", lambda *_: "Example CPU")
+    services = Services(timing=str(tmp_path / "timing.json"))
+    settings = {"seeds": "auto", "lr": "0.05", "answer": {"max_seeds": 5}}
+    planned, folder = plan_in(tmp_path / "s", services, **settings)
+    write_timing(SweepFolder(tmp_path), timing_for(planned.plan, execution=planned.plan.execution))
+    planned = fix_tokens(planned, folder, services)
+    assert planned.plan.tokens_are_common and planned.plan.has_unequal_amounts
+    run_plan(planned, folder)
+
+    loaded = sweep.load_sweep(folder.path)
+    slopes = loaded.trials["valid_slope"]
+    records = {record.row.id: record for record in read_records(loaded)}
+    for row in loaded.plan.known_trials:
+        record = read_trial_record(folder, row, loaded.plan.settings.objective)
+        assert records[row.id].seconds == record.seconds
+    assert slopes.notna().all()
+    added = trials_after_look(loaded.plan, planned.experiment, folder)
+    assert added == next_trials(loaded.plan, planned.experiment, [*records.values()], loaded.timing)
+
+
+def test_a_finished_sweep_is_answered_again_for_what_a_command_asks(tmp_path, timed_briefly):
+    planned, folder = plan_in(tmp_path / "s")
+    run_plan(fix_tokens(planned, folder, LOCAL), folder)
+    again, _ = plan_in(tmp_path / "s")
+    assert finished_summary(again, folder) is not None
+    priced, _ = plan_in(tmp_path / "s", price=3.6)
+    assert finished_summary(priced, folder) is None  # writes the plan and the report again
+    run_plan(priced, folder)
+    assert load_plan(folder).settings.answer.price == 3.6
+    assert finished_summary(plan_in(tmp_path / "s", price=3.6)[0], folder) is not None
+
+
+def test_a_plan_takes_its_tokens_from_a_file_in_python_too(tmp_path):
+    plan = plan_in(tmp_path / "s", experiment="quick", batches="4,8")[0].plan
+    device = measuring.run_job(measuring.name_device, "cpu")
+    path = tmp_path / "timing.json"
+    write_timing(SweepFolder(tmp_path), timing_for(plan, device=device))
+    options = {"batches": "4,8", "budget": "1s", "device": "cpu", "timing": str(path)}
+    rows = sweep.plan_sweep("quick", out=tmp_path / "s", **options).trials
+    assert {row.batch_size: row.steps for row in rows} == {4: 1000, 8: 500}
+    rows = sweep.plan_sweep("quick", out=tmp_path / "s", **{**options, "timing": None}).trials
+    assert {row.steps for row in rows} == {0} and {row.id for row in rows} == {None}

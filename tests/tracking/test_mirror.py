@@ -87,7 +87,7 @@ def test_the_parent_run_has_the_answer_once(sweep):
     answer = json.loads((sweep.folder.path / "answer.json").read_text())
     seconds = {row["batch_size"]: row["seconds"] for row in answer["batch_sizes"]}
     client = connect(sweep.record["tracking_uri"])
-    history = client.get_metric_history(parent.info.run_id, "final/seconds_training")
+    history = client.get_metric_history(parent.info.run_id, "answer/seconds")
     assert {point.step: point.value for point in history} == seconds
     assert artifacts(sweep, parent) > {"report.md", "answer.json", "trials.csv", "trials.json"}
     note = parent.data.tags["mlflow.note.content"]

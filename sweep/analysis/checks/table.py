@@ -39,8 +39,16 @@ class TrialTable:
     @property
     def has_time_budget(self) -> bool:
         """Whether each batch size trained for the same time, on tokens of its own."""
-        name = "time_budget_seconds"
-        return name in self.rows and bool(self.rows[name].notna().all())
+        return time_budget_of(self.rows) is not None
+
+
+def time_budget_of(rows: pd.DataFrame) -> float | None:
+    """Return the seconds for which all trials were to train; None if they have no common ones."""
+    name = "time_budget_seconds"
+    budgets = rows[name].astype(float) if name in rows else pd.Series(dtype=float)
+    if budgets.empty or budgets.isna().any() or budgets.nunique() > 1:
+        return None
+    return float(budgets.iloc[0])
 
 
 def source_of(column: str, objective: Objective = LOSS) -> str:

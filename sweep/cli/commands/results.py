@@ -103,9 +103,11 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     envvar="SWEEP_ANSWER_FOR",
     type=click.Choice(["auto", "tokens", "time", "steps"]),
     default="auto",
-    help="What counts; by default time if the trials train to a target, else tokens.",
+    help="What counts; by default time with a target or a budget of time, else tokens.",
 )
-@click.option("--price", type=float, help="Of a device for an hour: adds what trainings cost.")
+@click.option(
+    "--price", type=float, help="Price of a device for one hour; adds the cost of each training."
+)
 @json_option
 def answer(
     table: Path,

@@ -3,11 +3,10 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,9 +19,6 @@ from sweep.cli.commands.arguments import (
 from sweep.cli.options import SettingsCommand, echo, print_document, say
 from sweep.config.numbers import format_seconds
 from sweep.errors import SweepError
-
-if TYPE_CHECKING:
-    from sweep.plan.plan import PlannedTrial
 
 LOG = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
@@ -56,7 +52,7 @@ def run(
     if quiet:
         logging.getLogger("sweep").setLevel("WARNING")
     LOG.info(f"Planning {experiment or 'the sweep'}")
-    from sweep.cli.show import print_plan, print_results
+    from sweep.cli.show import print_plan, print_results, total_seconds
     from sweep.orchestration.estimates import estimate
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.request import read_request
@@ -67,7 +63,7 @@ def run(
         rows_to_run,
     )
     from sweep.orchestration.status import sweep_status
-    from sweep.orchestration.timing import fix_tokens
+    from sweep.orchestration.timing import fix_tokens, fix_tokens_by_file
     from sweep.trial.status import Cause
 
     request = read_request(experiment, settings, out)
@@ -83,6 +79,7 @@ def run(
 
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
     if dry_run:
+        planned = fix_tokens_by_file(planned, services)
         planned = replace(planned, plan=estimate(planned.plan, folder))
         print_plan(planned, folder, retried_causes, json, is_verbose=verbose)
         return 0
@@ -92,13 +89,18 @@ def run(
         if not quiet:  # preparing the data may take long
             logging.getLogger("sweep").setLevel("INFO")
         prepare(planned.plan, folder, services)
+        is_asked = False
+        budget = planned.plan.settings.time_budget_seconds
+        if budget is not None and planned.plan.awaits_times and not yes:
+            to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
+            is_asked = _confirm(budget * len(to_run), "at least ")
         planned = fix_tokens(planned, folder, services)
         planned = replace(planned, plan=estimate(planned.plan, folder))
         if not quiet:
             print_plan(planned, folder, retried_causes, to_stderr=True, is_verbose=verbose)
-        if not yes:
+        if not yes and not is_asked:
             to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
-            _confirm(to_run, "at least " if planned.adds_seeds else "")
+            _confirm(total_seconds(to_run), "at least " if planned.adds_seeds else "")
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, folder, services, quiet, retried_causes)
@@ -115,17 +117,17 @@ def run(
     return summary.exit_code
 
 
-def _confirm(to_run: "Sequence[PlannedTrial]", least: str) -> None:
-    times = [row.forecast_seconds for row in to_run if row.forecast_seconds is not None]
+def _confirm(seconds: float | None, least: str) -> bool:
+    """Ask before a command that takes long, or for an unknown time; return whether it asked."""
     question = "The time that this takes is not known."
-    if len(times) == len(to_run):
-        seconds = sum(times)
+    if seconds is not None:
         if seconds <= CONFIRM_SECONDS:
-            return
+            return False
         question = f"This takes an estimated {least}{format_seconds(seconds)}."
     if not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes.")
     click.confirm(f"{question} Run it?", abort=True, err=True)
+    return True
 
 
 @click.command(cls=SettingsCommand)
@@ -148,15 +150,13 @@ def plan(
     from sweep.orchestration.planning import make_plan, save_plan
     from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import rows_to_run
-    from sweep.orchestration.timing import load_timing
+    from sweep.orchestration.timing import fix_tokens_by_file
 
     request = read_request(experiment, settings, out)
     folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
     planned = make_plan(request, is_elsewhere=size is not None)
-    if request.services.timing is not None and planned.plan.awaits_times:
-        timing = load_timing(Path(request.services.timing), planned.plan)
-        planned = planned.with_tokens_by(timing)
+    planned = fix_tokens_by_file(planned, request.services)
     if out and planned.plan.awaits_times:
         raise SweepError(
             "a plan with a --budget of time is written once its steps are timed. Name a --timing, "
