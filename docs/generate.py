@@ -90,8 +90,8 @@ SUBJECTS: dict[Path, tuple[Subject, ...]] = {  # of the checks in a page's table
 }
 README = Path(__file__).parents[1] / "README.md"
 INTRODUCTION = (
-    "For a model with 1.2M parameters on a sample of TinyStories, on two CPU cores. Which batch size "
-    "to use depends on what you have:"
+    "For a model with 1.2M parameters on a sample of TinyStories, on two CPU cores. Which batch "
+    "size to use depends on what you have:"
 )
 ANSWERS = {  # published sweeps in the README, each with what its users have
     "critical-batch-size": "A loss to reach",

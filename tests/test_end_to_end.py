@@ -57,7 +57,7 @@ def test_the_plan_comes_before_anything_runs_and_the_report_with_its_figures_aft
     assert done.stderr.index("batch size") < done.stderr.index("2 of 2 trials")
     report = (out / "report.md").read_text()
     assert str(out / "report.md") in done.stdout
-    figures = {"answer", "loss", "curves", "throughput"}
+    figures = {"frontier", "answer", "loss", "curves", "throughput"}
     assert {path.stem for path in (out / "figures").glob("*.png")} == figures
     assert all(f"figures/{figure}.png" in report for figure in figures)
     assert (out / "report.html").read_text().count("data:image/png;base64,") == len(figures)

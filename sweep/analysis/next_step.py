@@ -394,7 +394,7 @@ class _Search:
         if self.plan.token_budget is not None or not self.plan.commands:
             return
         _, flags = parse_command(self.plan.commands[-1])
-        if flags.get("executor", "local") != "local":
+        if "executor" in flags:  # trials may run on other machines
             raise SweepError(
                 f"Batch size {added} may be better. Time its steps with those of the others where "
                 "they run (`sweep time`), and give the file as --timing."
