@@ -21,6 +21,7 @@ from sweep.analysis.answer_data import (
     Ranking,
     Side,
     join,
+    side_of_losses,
 )
 from sweep.analysis.sentences import BEST, BEST_OF_COMPARED, describe
 from sweep.analysis.sides import (
@@ -106,7 +107,7 @@ class Comparison:
     times: Times
     objective: Objective
     target: float | None = None
-    time_budget_seconds: float | None = None  # of each training, if they were to last equally long
+    time_budget_seconds: float | None = None  # seconds of each training; None: equal tokens
     reasons: Sequence[str] = ()  # why the answer can only be provisional
     scope: str = ""
     optimizer: str = ""  # if there are several
@@ -139,12 +140,14 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         )
     else:
         fewest_tokens = unknown_side(AT_EQUAL_TIME)
-        soonest = _find_soonest_of_budget(rows, comparison, candidates)
+        soonest = _find_soonest_of_budget(
+            rows, comparison, candidates, comparison.time_budget_seconds
+        )
     fewest_steps = find_fewest_steps(rows, finals, objective)
     sides = dict(zip(SIDES, (fewest_tokens, soonest, fewest_steps), strict=True))
 
     reasons = list(comparison.reasons)
-    compared = "tokens" if fewest_tokens.batch_size is not None else "time"
+    compared = side_of_losses(comparison.time_budget_seconds)
     pursues: str = settings.pursues
     if pursues == "auto":  # time where it is known which batch size is the soonest
         pursues = compared if soonest.batch_size is None else "time"
@@ -219,6 +222,7 @@ def _answer_for_size(
     microbatch = trials["microbatch_size"].min()
     clipped = float(complete["clipped_step_fraction"].mean())
     time = comparison.times.seconds.get(size)
+    price = _price_per_second(trials, price_per_hour)
     interval = None
     spread = None
     if time is not None and time.is_interval:
@@ -243,30 +247,26 @@ def _answer_for_size(
         seconds=None if time is None else time.median,
         seconds_interval=interval,
         seconds_range=spread,
-        price=None if time is None else _price(time.median, trials, price_per_hour),
-        price_interval=_price_between(interval, trials, price_per_hour),
-        price_range=_price_between(spread, trials, price_per_hour),
+        price=None if price is None or time is None else price * time.median,
+        price_interval=_scale(interval, price),
+        price_range=_scale(spread, price),
         dominated=is_dominated,
         clipped_step_fraction=None if math.isnan(clipped) else clipped,
     )
 
 
-def _price(seconds: float, trials: pd.DataFrame, price_per_hour: float | None) -> float | None:
-    """Return the price of a training; None without a price, or if its devices are not known."""
-    devices = trials["devices"].astype(float).max()
+def _price_per_second(trials: pd.DataFrame, price_per_hour: float | None) -> float | None:
+    """Return the price of a training's devices; None without a price, or if a number is missing."""
+    devices = trials["devices"].astype(float).max(skipna=False)
     if price_per_hour is None or math.isnan(devices):
         return None
-    return float(price_per_hour * devices * seconds / 3600)
+    return float(price_per_hour * devices / 3600)
 
 
-def _price_between(
-    seconds: tuple[float, float] | None, trials: pd.DataFrame, price_per_hour: float | None
-) -> tuple[float, float] | None:
-    if seconds is None:
+def _scale(bounds: tuple[float, float] | None, factor: float | None) -> tuple[float, float] | None:
+    if bounds is None or factor is None:
         return None
-    low = _price(seconds[0], trials, price_per_hour)
-    high = _price(seconds[1], trials, price_per_hour)
-    return None if low is None or high is None else (low, high)
+    return factor * bounds[0], factor * bounds[1]
 
 
 def _lead(decision: Decision, index: int) -> float:
@@ -299,7 +299,7 @@ def _find_fewest_tokens(
 
 
 def _find_soonest_of_budget(
-    rows: Sequence[BatchSizeAnswer], comparison: Comparison, candidates: list[int]
+    rows: Sequence[BatchSizeAnswer], comparison: Comparison, candidates: list[int], budget: float
 ) -> Side:
     """Return the batch size to use for trainings of this time: that of the lowest loss."""
     recommended, basis = _recommend(rows, comparison)
@@ -308,7 +308,7 @@ def _find_soonest_of_budget(
     return Side(
         batch_size=recommended,
         candidates=candidates,
-        basis=f"{basis}, after {format_seconds(comparison.time_budget_seconds or 0.0)} of training",
+        basis=f"{basis}, after {format_seconds(budget)} of training",
         value=None if time is None else time.median,
         interval=(time.low, time.high) if time is not None and time.is_interval else None,
         reason=" ".join(reasons) if reasons else None,

@@ -81,6 +81,11 @@ class Pair:
 SIDES = ("tokens", "time", "steps")  # what may count, in the order of the report
 
 
+def side_of_losses(time_budget_seconds: float | None) -> str:
+    """Return the side that losses tell: tokens, or time if they are compared at equal time."""
+    return "tokens" if time_budget_seconds is None else "time"
+
+
 @dataclass(frozen=True)
 class Side:
     """A batch size for one of the things that may count: tokens, time or steps."""
@@ -133,7 +138,7 @@ class AnswerData:
     @property
     def compared_side(self) -> str:
         """The side that the losses tell: tokens, or time if they are compared at equal time."""
-        return "tokens" if self.time_budget_seconds is None else "time"
+        return side_of_losses(self.time_budget_seconds)
 
     @property
     def headline(self) -> str:
@@ -186,23 +191,20 @@ class AnswerData:
         low, high = interval
         if low is None and high is None:
             return MISSING
-        unit = self.compared.scale[1]
-        parts = []
-        if low is not None:
-            parts.append(self._write_number(low, np.floor))
-        if high is not None:
-            parts.append(self._write_number(high, np.ceil))
+        _, unit = self.compared.scale
         if low is None:
-            parts.append("or less")
-        ends = " to ".join(parts) if None not in interval else " ".join(parts)
-        if high is None:
-            ends += " or more"
+            ends = f"{self._write_number(high, np.ceil)} or less"
+        elif high is None:
+            ends = f"{self._write_number(low, np.floor)} or more"
+        else:
+            ends = f"{self._write_number(low, np.floor)} to {self._write_number(high, np.ceil)}"
         if estimate is None:
             return f"{ends} {unit}".rstrip()
         return f"{self._write_number(estimate, np.round)} ({ends}) {unit}".rstrip()
 
-    def _write_number(self, gap: float, rounded: Callable[..., Any]) -> str:
+    def _write_number(self, gap: float | None, rounded: Callable[..., Any]) -> str:
         """Write a gap without its unit."""
+        assert gap is not None, "unbounded ends are written in words"
         return self.compared.write(gap, rounded, "+").split()[0]
 
     def __getitem__(self, batch_size: int) -> BatchSizeAnswer:

@@ -1,7 +1,7 @@
 """Judge the trials of a sweep: the checks, the decision and the answer of each policy."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,15 +26,14 @@ from sweep.analysis.checks.table import (
     time_budget_of,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
-from sweep.analysis.times import known_times, time_ratios
+from sweep.analysis.times import known_times, reasons_of_time_budget, time_ratios
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.experiment import AnswerSettings, Experiment
 from sweep.config.numbers import format_count, format_seconds
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.decision.curves import Floats
 from sweep.decision.decision import Decision
-from sweep.decision.equal_amounts import ERROR, MOST_UNEQUAL, errors_of_amounts, token_ratios
+from sweep.decision.equal_amounts import ERROR, errors_of_amounts, token_ratios
 from sweep.decision.proposal import answering_command
 from sweep.plan.plan import Plan
 from sweep.trial.files import canonical_json
@@ -233,7 +232,7 @@ def _decide_policy(
         optimizers = {result.label: result.optimizer or None for result in results}
         arms_of_index = {key: Arm(optimizers[key[0]], int(key[1])) for key in index}
         ratios = time_ratios(finals, arms_of_index, timing)
-        reasons_of_amounts = _unequal_times(finals, arms_of_index, ratios, budget)
+        reasons_of_amounts = reasons_of_time_budget(finals, arms_of_index, ratios, budget)
         errors = errors_of_amounts(*ratios, _slopes_of(finals, index))
         decision = replace(decision_with_times, other_errors=errors)
         decision_with_times = decision
@@ -284,50 +283,6 @@ def _slopes_of(finals: pd.DataFrame, index: pd.Index) -> list[float]:
     slopes = finals.groupby(["label", "batch_size"])["valid_slope"]
     means: pd.Series = slopes.agg(pd.Series.mean, skipna=False)
     return means.reindex(index).to_list()
-
-
-def _unequal_times(
-    finals: pd.DataFrame,
-    arms: Mapping[tuple[str, int], Arm],
-    ratios: tuple[Floats, Floats],
-    budget: float,
-) -> list[str]:
-    """Return sentences if trainings did not take the budget, or are not known to be equally long.
-
-    Trials without a value, whose batch size is not compared, do not count.
-    """
-    timed = finals[np.isfinite(finals["value"])]
-    medians = timed.groupby(["label", "batch_size"])["seconds_training"].median()
-    off = {}
-    for key, arm in arms.items():
-        seconds = float(medians.get(key, math.nan))
-        if abs(math.log(seconds / budget)) > math.log1p(MOST_UNEQUAL):
-            off[arm.label] = format_seconds(seconds)
-    sentences = []
-    if off:
-        listed = join(f"{seconds} at {label}" for label, seconds in off.items())
-        sentences.append(f"Trainings were to take {format_seconds(budget)}, but took {listed}.")
-
-    is_compared = np.array([key in medians.index for key in arms])
-    low, high = ratios
-    largest = np.where(np.outer(is_compared, is_compared), np.maximum(-low, high), 0.0)
-    i, j = sorted(divmod(int(largest.argmax()), len(arms)))
-    if largest[i, j] > math.log1p(MOST_UNEQUAL):
-        labels = [arm.label for arm in arms.values()]
-        text = f"Whether trainings at {labels[i]} and {labels[j]} took equally long is known only"
-        if math.isfinite(largest[i, j]):
-            text += f" within {100 * math.expm1(largest[i, j]):.2g} %"
-        else:
-            text = text.replace("is known only", "is not known")
-        sentences.append(f"{text}. Repeat the sweep on an idle machine, in another --out.")
-
-    lacks_slope = timed["valid_slope"].isna()
-    if lacks_slope.any():
-        sizes = join(sorted({*timed.loc[lacks_slope, "batch_size"]}))
-        sentences.append(
-            f"Curves at batch size {sizes} do not tell what a difference in time would change."
-        )
-    return sentences
 
 
 def _rank_optimizers(

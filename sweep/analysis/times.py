@@ -14,8 +14,9 @@ import pandas as pd
 
 from sweep.analysis.answer_data import join
 from sweep.config.arms import Arm
+from sweep.config.numbers import format_seconds
 from sweep.decision.curves import Floats
-from sweep.decision.equal_amounts import bound_time_ratios
+from sweep.decision.equal_amounts import MOST_UNEQUAL, bound_time_ratios
 from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
 from sweep.trial.files import canonical_json
 from sweep.trial.timing import ArmTimes, Timing, timed_settings
@@ -76,8 +77,7 @@ def known_times(
         optimizer: as in timing.json, None if the sweep has only one.
         timing: measured steps, None without any.
     """
-    is_timed = np.isfinite(finals["value"]) & (finals["seconds_training"] > 0)
-    trials = finals[is_timed]
+    trials = _timed(finals)
     if timing is not None:
         rounds = _rounds_of(timing, sizes, optimizer)
         if len(rounds) == len(sizes):
@@ -95,24 +95,94 @@ def time_ratios(
         arms: by label and batch size.
         timing: measured steps, None without any.
     """
-    groups = finals[np.isfinite(finals["value"])].groupby(["label", "batch_size"])
+    groups = _timed(finals).groupby(["label", "batch_size"])
     seconds = []
     steps = {}
+    is_as_timed = timing is not None
     for key, arm in arms.items():
         trials = groups.get_group(key) if key in groups.groups else finals.iloc[:0]
-        seconds.append(trials["seconds_training"].dropna().to_list())
+        seconds.append(trials["seconds_training"].to_list())
         steps[arm] = float(trials["steps_taken"].max())
+        times = None if timing is None else timing.times_of(arm)
+        if timing is None or times is None or not _ran_as_timed(trials, timing, times):
+            is_as_timed = False
     rounds = None
-    if timing is not None and _ran_like_steps(finals, timing):
+    if timing is not None and is_as_timed:
         rounds = timing.seconds_of_trainings(steps)
     return bound_time_ratios(seconds, rounds)
 
 
-def _ran_like_steps(trials: pd.DataFrame, timing: Timing) -> bool:
-    """Return True if trials ran on the device and with the settings of timed steps."""
-    settings = canonical_json(timed_settings(timing.execution))
-    is_alike = (trials["device"] == timing.device) & (trials["timed_settings"] == settings)
-    return bool(is_alike.all())
+def reasons_of_time_budget(
+    finals: pd.DataFrame,
+    arms: Mapping[tuple[str, int], Arm],
+    ratios: tuple[Floats, Floats],
+    budget: float,
+) -> list[str]:
+    """Return sentences about trainings that did not take the budget, or not equally long.
+
+    Batch sizes without a value, which are not compared, do not count.
+
+    Args:
+        finals: as in `time_ratios`.
+        arms: the same.
+        ratios: those of `time_ratios`.
+        budget: seconds that each training was to take.
+    """
+    valued = finals[np.isfinite(finals["value"])]
+    compared = {*valued.groupby(["label", "batch_size"]).groups}
+    reasons = [
+        _describe_missed_budget(finals, arms, budget),
+        _describe_unequal_times([key in compared for key in arms], [*arms.values()], ratios),
+    ]
+    without_slope = valued.loc[valued["valid_slope"].isna(), "batch_size"]
+    if len(without_slope):
+        sizes = join(sorted({*without_slope}))
+        reasons.append(
+            f"Curves at batch size {sizes} do not tell what a difference in time would change."
+        )
+    return [reason for reason in reasons if reason]
+
+
+def _describe_missed_budget(
+    finals: pd.DataFrame, arms: Mapping[tuple[str, int], Arm], budget: float
+) -> str:
+    """Name the trainings whose median time is off the budget by more than 5 %; "" if none is."""
+    medians = _timed(finals).groupby(["label", "batch_size"])["seconds_training"].median()
+    missed = []
+    for key, arm in arms.items():
+        seconds = float(medians.get(key, math.nan))
+        if abs(math.log(seconds / budget)) > math.log1p(MOST_UNEQUAL):
+            missed.append(f"{format_seconds(seconds)} at {arm.label}")
+    if not missed:
+        return ""
+    return f"Trainings were to take {format_seconds(budget)}, but took {join(missed)}."
+
+
+def _describe_unequal_times(
+    is_compared: Sequence[bool], arms: Sequence[Arm], ratios: tuple[Floats, Floats]
+) -> str:
+    """Name the pair whose times may differ most, if that is more than 5 %; "" otherwise."""
+    low, high = ratios
+    is_pair = np.outer(is_compared, is_compared)
+    largest = np.where(is_pair, np.maximum(-low, high), 0.0)
+    i, j = sorted(divmod(int(largest.argmax()), len(arms)))
+    apart = float(largest[i, j])
+    if apart <= math.log1p(MOST_UNEQUAL):
+        return ""
+    extent = "is not known"
+    if math.isfinite(apart):
+        extent = f"is known only within {100 * math.expm1(apart):.2g} %"
+    return (
+        f"Whether trainings at {arms[i].label} and {arms[j].label} took equally long {extent}. "
+        "Repeat the sweep on an idle machine, in another --out."
+    )
+
+
+def _timed(finals: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials that have a value and a time."""
+    is_timed = np.isfinite(finals["value"]) & (finals["seconds_training"] > 0)
+    timed: pd.DataFrame = finals[is_timed]
+    return timed
 
 
 def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> dict[int, ArmTimes]:
@@ -157,8 +227,11 @@ def _times_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.
 
 def _ran_as_timed(trials: pd.DataFrame, timing: Timing, times: ArmTimes) -> bool:
     """Return True if trials of one batch size ran on the device and with the settings of steps."""
-    has_microbatch = trials["microbatch_size"] == times.microbatch_size
-    return _ran_like_steps(trials, timing) and bool(has_microbatch.all())
+    settings = canonical_json(timed_settings(timing.execution))
+    is_alike = trials["device"] == timing.device
+    is_alike &= trials["timed_settings"] == settings
+    is_alike &= trials["microbatch_size"] == times.microbatch_size
+    return bool(is_alike.all())
 
 
 def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[str]:

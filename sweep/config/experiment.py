@@ -14,6 +14,7 @@ from sweep.config.schedule import ScheduleSettings
 from sweep.config.settings import Count, DataFlag, Flag, Group, RunFlag, Settings
 from sweep.config.workloads import Pretrain, Surroundings, WorkloadSettings
 
+LEAST_POINTS = 4  # evaluations that bound the slope of a curve; three are in its second half
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
@@ -67,7 +68,7 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     """
 
     pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
-    """What counts: tokens, time or steps; by default time with a target or a time, else tokens."""
+    """What counts: tokens, time or steps; by default time with a target or a budget of time."""
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
@@ -293,8 +294,8 @@ class Experiment(TrainingSettings):
             raise ValueError("budget must be tokens with a target, whose cap it is. Write 4M")
         if self.tuning.budget is not None:
             raise ValueError("tuning.budget does not apply with a budget of time. Leave it out")
-        if self.evaluation.points < 4:
-            problem = "evaluation.points must be at least 4 with a budget of time"
+        if self.evaluation.points < LEAST_POINTS:
+            problem = f"evaluation.points must be at least {LEAST_POINTS} with a budget of time"
             raise ValueError(f"{problem}, which needs the slopes of curves. Raise it")
         if self.workload.is_program:
             problem = "budget must be tokens with a command, whose steps are not timed in advance"

@@ -9,7 +9,7 @@ from typing import Any
 from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
-MOST_SECONDS = 30 * 86400  # of a budget of time
+MOST_SECONDS = 30 * 86400  # largest budget of time
 EXAMPLES = {
     "the budget": "327.68M or 10min",
     "budget": "327.68M",

@@ -15,7 +15,7 @@ from sweep.decision.curves import Floats
 from sweep.decision.decision import ALPHA
 from sweep.decision.times import RATIO_ERROR, ratio_of_rounds, ratio_of_trials
 
-ERROR = ALPHA - RATIO_ERROR  # of the losses, where times have the rest
+ERROR = ALPHA - RATIO_ERROR  # probability that losses are wrong if times have the other half
 MOST_UNEQUAL = 0.05  # beyond which an answer at equal time is provisional
 
 

@@ -135,7 +135,9 @@ def _errors_of_amounts(
         return errors_of_amounts(ratios, ratios, slopes)
     steps = {template.arm: template.steps for template in templates}
     rounds = None
-    if timing is not None and timing.is_of(plan.execution.model_dump(mode="json")):
+    sizes = {template.arm: template.microbatch_size for template in templates}
+    execution = plan.execution.model_dump(mode="json")
+    if timing is not None and timing.is_of(execution) and timing.covers(sizes):
         rounds = timing.seconds_of_trainings(steps)
     return errors_of_amounts(*bound_time_ratios(seconds, rounds), slopes)
 

@@ -30,7 +30,7 @@ class TrialRecord:
     state: State
     cause: Cause | None
     value: float | None  # `compared_value`; None if the trial has none
-    seconds: float | None = None  # of its training
+    seconds: float | None = None  # training time
     slope: float | None = None  # `steepest_slope`; needed if tokens differ
 
     @property

@@ -15,7 +15,7 @@ from sweep.trial.folder import SweepFolder
 
 # Length of a plan, below which compiling on a CPU costs more than it saves.
 COMPILE_FLOPS = 10**13
-COMPILE_SECONDS = 100.0  # of training, which are about so many FLOPs
+COMPILE_SECONDS = 100.0  # training time with about so many FLOPs
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 

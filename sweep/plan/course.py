@@ -10,7 +10,7 @@ from sweep.config.numbers import format_seconds
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
-MOST_TOKEN_RATIO = 1.01  # of the tokens of batch sizes that are compared
+MOST_TOKEN_RATIO = 1.01  # largest ratio of tokens at which losses are compared
 
 
 @dataclass(frozen=True)

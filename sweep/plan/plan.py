@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, field_serializer
 
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.experiment import Experiment, NoiseSettings
+from sweep.config.experiment import LEAST_POINTS, Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
 from sweep.config.optimizers import OptimizerSettings
 from sweep.config.settings import Settings, parse_settings
@@ -20,7 +20,6 @@ from sweep.plan.rate_search import GRID
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
-LEAST_POINTS = 4  # evaluations of a trial, of which three bound the slopes of its second half
 
 
 def _begin_with_sweep_run(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -138,7 +137,7 @@ class Plan(Inputs):
         """
         if not row.tokens:
             step = row.batch_size * self.tokens_per_sequence
-            settings = _resolve_evaluation(self.settings, step)
+            settings = _evaluated(self.settings, step)
             row = _with_tokens(self, row, step)
             return self.model_copy(update={"settings": settings}).trial_config(row, sweep)
         tuning_budget = None
@@ -184,7 +183,7 @@ class Plan(Inputs):
     def with_tokens(self, tokens: Mapping[Arm, int]) -> "Plan":
         """Return the plan with the tokens of the trials that have none, by arm."""
         most = max(tokens.values())
-        plan = self.model_copy(update={"settings": _resolve_evaluation(self.settings, most)})
+        plan = self.model_copy(update={"settings": _evaluated(self.settings, most)})
         rows = []
         for row in plan.trials:
             if not row.tokens:
@@ -311,9 +310,9 @@ def build_plan(
     tokens, are_common = _tokens_of_arms(experiment, old_rows)
     settings = experiment.model_copy(update={"optimizer": _resolve_optimizer(experiment)})
     if experiment.token_budget is not None:
-        settings = _resolve_evaluation(settings, experiment.token_budget)
-    elif old is not None and old.settings.evaluation.sequences is not None:
-        settings = _resolve_evaluation(settings, sequences=old.settings.evaluation.sequences)
+        settings = _evaluated(settings, experiment.token_budget)
+    elif old is not None:
+        settings = _with_sequences(settings, old.settings.evaluation.sequences)
     model = PlannedModel(name=experiment.model.name, replaced_sizes=experiment.replaced_sizes)
     plan = Plan(
         **dict(inputs),
@@ -379,20 +378,18 @@ def _tokens_of_arms(
     return {arm: by_size[arm.batch_size] for arm in experiment.arms}, are_common
 
 
-def _resolve_evaluation(
-    experiment: Experiment, tokens: int = 0, sequences: int | None = None
-) -> Experiment:
-    """Return the experiment with a number of sequences of each evaluation, if it has none.
+def _evaluated(experiment: Experiment, tokens: int) -> Experiment:
+    """Return the experiment with as many sequences of an evaluation as suit a trial's tokens."""
+    tokens_of_evaluation = min(262_144, tokens // 100)
+    sequences = max(8, -(-tokens_of_evaluation // experiment.tokens_per_sequence))
+    return _with_sequences(experiment, sequences)
 
-    It is the given one, or follows from the most tokens of a trial.
-    """
-    evaluation = experiment.evaluation
-    if evaluation.sequences is not None:
+
+def _with_sequences(experiment: Experiment, sequences: int | None) -> Experiment:
+    """Return the experiment with a number of sequences of each evaluation, if it has none."""
+    if experiment.evaluation.sequences is not None:
         return experiment
-    if sequences is None:
-        wanted = min(262_144, tokens // 100)
-        sequences = max(8, -(-wanted // experiment.tokens_per_sequence))
-    evaluation = evaluation.model_copy(update={"sequences": sequences})
+    evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
     return experiment.model_copy(update={"evaluation": evaluation})
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from sweep.config.arms import Arm
 from sweep.config.trial import TrialConfig
 
-WARM_UP_STEPS = 2  # of each arm, before the rounds
-LEAST_STEPS = 3  # of each arm in a round
+WARM_UP_STEPS = 2  # that each arm takes before the rounds
+LEAST_STEPS = 3  # that each arm takes in a round
 
 
 @dataclass(frozen=True)

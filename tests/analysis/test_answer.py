@@ -532,3 +532,9 @@ def test_trials_with_different_budgets_of_time_are_not_compared_at_equal_time():
     answer = sweep.answer(trials)
     assert answer.time_budget_seconds is None and answer.provisional
     assert "Training tokens" in " ".join(answer.reasons)
+
+
+def test_a_training_time_of_zero_is_not_a_time():
+    answer = sweep.answer(timed_table({2: 590.0, 4: 0.0, 8: 592.0}))
+    assert answer[4].seconds is None and not answer.decided
+    assert "took equally long is not known" in " ".join(answer.reasons)

@@ -13,13 +13,13 @@ import pandas as pd
 
 from sweep.analysis.checks.registry import NotApplicable, Verdict, check
 from sweep.analysis.checks.table import (
-    TOKENS_TOLERANCE,
     TrialTable,
     read_execution,
     tokens_of_a_step,
 )
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.errors import cut
+from sweep.plan.course import MOST_TOKEN_RATIO
 from sweep.plan.policies import LEAST_SEEDS
 from sweep.trial.status import State
 
@@ -170,7 +170,7 @@ def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplic
 
     tokens = cells["trained_tokens"]
     is_given = cells["token_budget"].notna()
-    most = 1 + TOKENS_TOLERANCE
+    most = MOST_TOKEN_RATIO
     if not is_given.all():
         most = 1 + STEPS_TOLERANCE
     elif table.is_own and cells["valid_slope"].isna().any():
