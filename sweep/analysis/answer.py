@@ -119,11 +119,11 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
     decision = comparison.decision
     finals = comparison.finals
     times = comparison.times
-    dominated = np.zeros(len(times.sizes), bool)  # at equal time, none is sooner than another
+    dominated: list[bool | None] = [False] * len(times.sizes)  # at equal time, none is sooner
     if comparison.time_budget_seconds is None:
         dominated = find_dominated(comparison.decision_with_times, times, objective)
     rows = [
-        _answer_for_size(comparison, index, bool(dominated[index]), settings.price)
+        _answer_for_size(comparison, index, dominated[index], settings.price)
         for index in range(len(times.sizes))
     ]
     verdicts = {row.tolerance_verdict for row in rows}
@@ -190,7 +190,7 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
 
 
 def _answer_for_size(
-    comparison: Comparison, index: int, is_dominated: bool, price_per_hour: float | None
+    comparison: Comparison, index: int, dominated: bool | None, price_per_hour: float | None
 ) -> BatchSizeAnswer:
     objective = comparison.objective
     decision = comparison.decision
@@ -250,7 +250,7 @@ def _answer_for_size(
         price=None if price is None or time is None else price * time.median,
         price_interval=_scale(interval, price),
         price_range=_scale(spread, price),
-        dominated=is_dominated,
+        dominated=dominated,
         clipped_step_fraction=None if math.isnan(clipped) else clipped,
     )
 

@@ -46,7 +46,7 @@ class BatchSizeAnswer:
     price: float | None  # of that time on its devices; None without a price per hour
     price_interval: tuple[float, float] | None  # as the time has one
     price_range: tuple[float, float] | None
-    dominated: bool  # whether another batch size is known to be better and sooner
+    dominated: bool | None  # whether another batch size is better and sooner; None: not known
     clipped_step_fraction: float | None  # share of the steps whose gradient was clipped
 
     @property

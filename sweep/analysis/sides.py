@@ -61,16 +61,26 @@ def relative_log_times(decision: Decision, times: Times, objective: Objective) -
     return np.asarray(per_token[:, reference] + tokens)
 
 
-def find_dominated(decision: Decision, times: Times, objective: Objective) -> Flags:
-    """Return which batch sizes are known to be worse and slower than some other one, (k,)."""
+def find_dominated(decision: Decision, times: Times, objective: Objective) -> list[bool | None]:
+    """Return whether each batch size is worse and slower than some other one; None: not known."""
+    k = len(times.sizes)
     if times.reasons or not times.has_intervals:
-        return np.zeros(len(times.sizes), bool)
+        return [None] * k
     if objective.is_ratio:
-        time_low = times_to_target(decision, times).low
+        to_target = times_to_target(decision, times)
+        time_low, time_high = to_target.low, to_target.high
     else:
-        _, time_low, _ = times.log_ratios
-    worse_low, _ = decision.differences
-    return np.asarray(((worse_low > 0) & (time_low > 0)).any(-1))
+        _, time_low, time_high = times.log_ratios
+    worse_low, worse_high = decision.differences
+    is_worse = (worse_low > 0) & (time_low > 0)
+    is_not = (worse_high < 0) | (time_high < 0) | np.eye(k, dtype=bool)
+    dominated: list[bool | None] = []
+    for others, not_by in zip(is_worse, is_not, strict=True):
+        if others.any():
+            dominated.append(True)
+        else:
+            dominated.append(False if not_by.all() else None)
+    return dominated
 
 
 def find_soonest(

@@ -338,9 +338,9 @@ def _write_price(row: BatchSizeAnswer) -> str:
 
 
 def _write_frontier(row: BatchSizeAnswer) -> str:
-    """Write whether a batch size may be the best trade of loss for time."""
-    if row.dominated:
-        return "no, dominated"
+    """Write whether no other batch size is better and sooner."""
+    if row.dominated is not None:
+        return "no, dominated" if row.dominated else "yes"
     return "may be" if row.seconds is not None and row.mean is not None else MISSING
 
 

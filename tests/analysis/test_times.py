@@ -79,7 +79,7 @@ def test_few_rounds_and_load_weaken_what_is_said_of_times(changes, word):
     times = known_times(finals((10.0,) * 3), SIZES, None, timing((4.0, 2.0, 1.0), **changes))
     (reason,) = times.reasons
     assert word in reason
-    assert not find_dominated(decision_of([1.2, 1.1, 1.0]), times, LOSS).any()
+    assert find_dominated(decision_of([1.2, 1.1, 1.0]), times, LOSS) == [None] * 3
     assert times.has_intervals is ("rounds" not in changes)
 
 
@@ -119,7 +119,7 @@ def test_times_of_trials_whose_device_is_not_known_are_provisional():
     times = known_times(trials, SIZES, None, None)
     (reason,) = times.reasons
     assert "same device" in reason and times.has_intervals
-    assert not find_dominated(decision_of([1.2, 1.1, 1.0]), times, LOSS).any()
+    assert find_dominated(decision_of([1.2, 1.1, 1.0]), times, LOSS) == [None] * 3
 
 
 def test_the_soonest_has_the_least_product_of_tokens_and_time_per_token():
@@ -128,7 +128,7 @@ def test_the_soonest_has_the_least_product_of_tokens_and_time_per_token():
     side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
     assert (side.batch_size, side.candidates) == (4, [4])
     assert f"2 takes {4 * math.exp(-0.5):.2g} times as long" in side.basis
-    assert list(find_dominated(decision, times, TOKENS_TO_TARGET)) == [False, False, True]
+    assert find_dominated(decision, times, TOKENS_TO_TARGET) == [False, False, True]
 
 
 def test_batch_sizes_that_may_be_as_soon_are_named():
@@ -151,9 +151,11 @@ def test_without_a_target_or_without_times_the_soonest_is_not_known():
 def test_at_equal_tokens_a_worse_and_slower_batch_size_is_dominated():
     decision = decision_of([1.0, 1.1, 1.2])
     times = known_times(finals((10.0, 20.0, 5.0)), SIZES, None, timing((1.0, 2.0, 0.5)))
-    assert list(find_dominated(decision, times, LOSS)) == [False, True, False]
+    assert find_dominated(decision, times, LOSS) == [False, True, False]
     ranges = known_times(finals((10.0, 20.0, 5.0)), SIZES, None, None)
-    assert not find_dominated(decision, ranges, LOSS).any()
+    assert find_dominated(decision, ranges, LOSS) == [None] * 3
+    close = decision_of([1.0, 1.001, 1.2], noise=0.05)
+    assert find_dominated(close, times, LOSS) == [False, None, False]
 
 
 def test_no_batch_size_has_the_fewest_steps_if_none_is_known_to_be_within():
