@@ -109,7 +109,7 @@ def plot_frontier(sweep: Sweep) -> Chart | None:
 
     panels = []
     token_unit = sweep.plan.settings.token_unit
-    if len(curves) or ends["tokens"].notna().any():
+    if len(curves) or ends["tokens"].nunique() > 1:  # else all points have the same tokens
         panels.append(_plot_frontier(sweep, curves, ends, "tokens", name, f"training {token_unit}"))
     if ends["seconds"].notna().any():
         panels.append(_plot_frontier(sweep, curves, ends, "seconds", name, f"{unit} of training"))
