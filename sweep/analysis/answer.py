@@ -29,6 +29,7 @@ from sweep.analysis.sides import (
     find_dominated,
     find_fewest_steps,
     find_soonest,
+    known_to_be_slower,
     relative_log_times,
     unknown_side,
 )
@@ -51,6 +52,7 @@ from sweep.decision.decision import (
 )
 
 DEFAULT_SETTINGS = AnswerSettings()
+FASTEST = "the fastest"
 
 
 class Answer(AnswerData):
@@ -79,8 +81,11 @@ def decide_trials(
     which is better if it is less, and infinite if the trial diverged. `error` is that of `decide`.
     """
     keys = ["label", "batch_size"]
-    table = finals.pivot_table("value", keys, "seed", dropna=False).dropna(how="all")
-    if (~np.isinf(table).any(axis=1)).sum() < 2:
+    table = finals.pivot_table("value", keys, "seed", dropna=False)
+    table = table.reindex(finals.groupby(keys).size().index)
+    values = table.to_numpy(float)
+    is_compared = np.isfinite(values).any(1) & ~np.isinf(values).any(1)
+    if is_compared.sum() < 2:
         return None
     used = finals.groupby(keys)["learning_rate"].first().reindex(table.index)
 
@@ -92,7 +97,7 @@ def decide_trials(
         untuned = rate_points({})
         rates_of_arms = [rates.get(arm) for arm in table.index]
         points = stack_points([rate.points if rate else untuned for rate in rates_of_arms])
-    decision = decide(table.to_numpy(float), points, np.log(used.to_numpy(float)), looks, error)
+    decision = decide(values, points, np.log(used.to_numpy(float)), looks, error)
     return table.index, decision
 
 
@@ -119,8 +124,8 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
     decision = comparison.decision
     finals = comparison.finals
     times = comparison.times
-    dominated: list[bool | None] = [False] * len(times.sizes)  # at equal time, none is sooner
-    if comparison.time_budget_seconds is None:
+    dominated: list[bool | None] = [None] * len(times.sizes)
+    if comparison.time_budget_seconds is None and not comparison.reasons:
         dominated = find_dominated(comparison.decision_with_times, times, objective)
     rows = [
         _answer_for_size(comparison, index, dominated[index], settings.price)
@@ -179,6 +184,7 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         fewest_tokens=fewest_tokens,
         soonest=soonest,
         fewest_steps=fewest_steps,
+        times_reasons=list(times.reasons),
         times_device=times.device,
         times_are_elsewhere=times.is_elsewhere,
         settle=None,
@@ -209,15 +215,17 @@ def _answer_for_size(
     rate_interval = None
     regret = None
     regret_interval = None
-    if decision.rates is not None and math.isfinite(decision.rates.regret_high[index]):
+    if decision.rates is not None and math.isfinite(decision.rates.optimum[index]):
         bounds = {name: float(values[index]) for name, values in vars(decision.rates).items()}
         best_rate = math.exp(bounds["optimum"])
-        rate_interval = (math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"]))
         regret = objective.gap(bounds["regret"])
-        least_regret = objective.gap(bounds["regret_low"])
-        largest_regret = objective.gap(bounds["regret_high"])
-        regret_interval = (least_regret, largest_regret)
+        if math.isfinite(bounds["regret_high"]):
+            rate_interval = (math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"]))
+            least_regret = objective.gap(bounds["regret_low"])
+            largest_regret = objective.gap(bounds["regret_high"])
+            regret_interval = (least_regret, largest_regret)
 
+    rate_used = float(trials["learning_rate"].iloc[0])
     complete = trials[np.isfinite(trials["value"])]
     microbatch = trials["microbatch_size"].min()
     clipped = float(complete["clipped_step_fraction"].mean())
@@ -238,7 +246,7 @@ def _answer_for_size(
         gap_to_best=(_gap(objective, low), _gap(objective, high)),
         may_be_best=bool(decision.may_be_best[index]),
         tolerance_verdict=verdict,
-        learning_rate=float(trials["learning_rate"].iloc[0]),
+        learning_rate=None if math.isnan(rate_used) else rate_used,
         best_learning_rate=best_rate,
         learning_rate_interval=rate_interval,
         estimated_regret=regret,
@@ -287,14 +295,16 @@ def _find_fewest_tokens(
 ) -> Side:
     """Return the batch size to use if tokens count: the fastest of those that need the fewest."""
     recommended, basis = _recommend(rows, comparison)
+    reasons = comparison.times.reasons
     of_size = comparison.finals[comparison.finals["batch_size"] == recommended]
     tokens = float(of_size["tokens_taken"].median())
     return Side(
         batch_size=recommended,
-        candidates=candidates,
+        candidates=sorted({*candidates, recommended}),
         basis=basis,
         value=tokens if math.isfinite(tokens) else None,
         interval=None,
+        reason=" ".join(reasons) if reasons and basis.startswith(FASTEST) else None,
     )
 
 
@@ -304,7 +314,7 @@ def _find_soonest_of_budget(
     """Return the batch size to use for trainings of this time: that of the lowest loss."""
     recommended, basis = _recommend(rows, comparison)
     time = comparison.times.seconds.get(recommended)
-    reasons = comparison.times.reasons
+    reasons = [*comparison.reasons, *comparison.times.reasons]
     return Side(
         batch_size=recommended,
         candidates=candidates,
@@ -348,9 +358,15 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
         return eligible[-1], f"the largest, and usually the fastest, of those {close}; {why}"
     times = relative_log_times(decision, comparison.times, objective)
     fastest = min(eligible, key=lambda size: times[comparison.times.sizes.index(size)])
-    basis = f"the fastest of those {close}"
+    basis = f"{FASTEST} of those {close}"
     if comparison.times.reasons:
-        basis += ", as far as their times are known"
+        return fastest, f"{basis}, as far as their times are known"
+    slower = known_to_be_slower(
+        comparison.decision_with_times, comparison.times, objective, fastest
+    )
+    as_fast = [size for size in eligible if size not in {fastest, *slower}]
+    if as_fast:
+        basis += f" ({join(as_fast, 'or')} may be as fast)"
     return fastest, basis
 
 

@@ -122,6 +122,7 @@ class AnswerData:
     fewest_tokens: Side
     soonest: Side
     fewest_steps: Side
+    times_reasons: list[str]  # why statements about times are provisional, sentences
     times_device: str  # where the times were measured; "" if that is not known
     times_are_elsewhere: bool  # whether the trials ran on another device or with other settings
     settle: str | None  # the command that would settle the open question
@@ -147,9 +148,9 @@ class AnswerData:
         text = f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}"
         if self.pursues == self.compared_side or self.fewest_tokens.batch_size is None:
             return f"{text}."
-        if self.fewest_tokens.batch_size == self.recommended:
+        if self.candidates == [self.recommended]:
             return f"{text}, and with the fewest tokens."
-        fewest = join(self.fewest_tokens.candidates, "or")
+        fewest = join(self.candidates, "or")
         return f"{text}. With the fewest tokens: {fewest}."
 
     @property

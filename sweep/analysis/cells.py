@@ -43,6 +43,9 @@ OWN_COLUMNS = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds
 # The batch size is the product of these.
 PARTS = ("microbatch_size", "gradient_accumulation_steps", "devices")
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
+TIMES = ("seconds_training", "time_budget_seconds")
+LEAST_SECONDS = 1e-9
+MOST_SECONDS = 1e12
 COUNTS = (
     *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices"),
     *("steps", "context_length", "token_budget", "warmup_steps", "seeds"),
@@ -244,6 +247,8 @@ def read_number(column: str, header: Header, text: str) -> float:
     """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
     if header.rank < 0:
         number = _plain_number(text)
+        if column in TIMES:
+            return number if LEAST_SECONDS <= number <= MOST_SECONDS else math.nan
         return math.nan if column in LOSSES and math.isinf(number) else number
 
     plain = _plain_text(text)

@@ -170,9 +170,13 @@ def _make_checks(table: TrialTable, curve: StepsCurve | None, plan: Plan | None)
 def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
     """Return the final trials that have a value, with the tokens, steps and seconds that they took.
 
-    Those of a trial that reached the target end there, not at the last evaluation.
+    Those of a trial that reached the target end there, not at the last evaluation. Of a batch size
+    without any value all trials are returned.
     """
-    finals = rows[rows["stage"] == "final"].dropna(subset=["value"]).copy()
+    finals = rows[rows["stage"] == "final"]
+    has_value = finals["value"].notna()
+    arms = [finals["label"], finals["batch_size"]]
+    finals = finals[has_value | ~has_value.groupby(arms).transform("any")].copy()
     trained = finals["token_budget"].astype(float)
     finals["tokens_taken"] = trained
     finals["timed_settings"] = finals["execution"].map(_timed_settings_of)
@@ -254,12 +258,15 @@ def _decide_policy(
         finals_of_result = finals[finals["label"] == result.label]
         sizes = [int(size) for _, size in index[part]]
         target = finals_of_result["target"].max()
+        times = known_times(finals_of_result, sizes, result.optimizer or None, timing)
+        if times.is_elsewhere and budget is not None:  # there, other tokens would take that time
+            times = known_times(finals_of_result, sizes, result.optimizer or None, None)
         comparison = Comparison(
             policy=result.label,
             finals=finals_of_result,
             decision=decision_of_part,
             decision_with_times=decision_with_times.of(part),
-            times=known_times(finals_of_result, sizes, result.optimizer or None, timing),
+            times=times,
             objective=objective,
             target=float(target) if objective.is_ratio else None,
             time_budget_seconds=budget,

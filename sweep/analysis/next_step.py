@@ -25,6 +25,7 @@ from sweep.analysis.checks import (
     tokens_differ,
 )
 from sweep.analysis.tables import SweepTables
+from sweep.analysis.times import read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.objective import LOSS
@@ -94,9 +95,8 @@ def read_records(sweep: SweepTables) -> list[TrialRecord]:
         trial = table[str(row.id)]
         state, cause = parse_end(trial["state"], trial["cause"])
         value = compared_value(state, cause, _number(trial, objective.name), objective)
-        seconds = _number(trial, "seconds_training")
         slope = _number(trial, "valid_slope")
-        records.append(TrialRecord(row, state, cause, value, seconds, slope))
+        records.append(TrialRecord(row, state, cause, value, read_trial_time(trial), slope))
     return records
 
 
@@ -123,7 +123,7 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     search = _Search(sweep)
     budget = sweep.plan.token_budget
     if sweep.plan.settings.target is not None or budget is None:
-        return None if sweep.plan.why_untimed else f"sweep time {search.folder_to_name()}"
+        return command_for_times(sweep)
 
     size = answer.fewest_tokens.batch_size
     reached = None if size is None else answer[size].mean
@@ -140,6 +140,11 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     with contextlib.suppress(SweepError):
         return propose(sweep.plan, changes, is_elsewhere=True).command
     return None
+
+
+def command_for_times(sweep: SweepTables) -> str | None:
+    """Return the command that times the steps of a sweep; None if they cannot be timed."""
+    return None if sweep.plan.why_untimed else f"sweep time {_Search(sweep).folder_to_name()}"
 
 
 def command_for_fewest_tokens(sweep: SweepTables, answer: Answer) -> str | None:

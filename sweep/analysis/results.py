@@ -39,7 +39,7 @@ class Sweep(tables.SweepTables):
         if answer is None:
             return result
         soonest = answer.soonest
-        if soonest.reason is not None:
+        if soonest.batch_size is None or answer.times_reasons:
             soonest = replace(soonest, settle=command_for_soonest(self, answer))
         fewest_steps = answer.fewest_steps
         if fewest_steps.batch_size is None:

@@ -148,13 +148,14 @@ def _describe_uncompared(row: BatchSizeAnswer, objective: Objective) -> str:
 
 def _describe_best(answer: AnswerData) -> list[str]:
     """Say what may be best beyond the headline, and whether it is at an edge of those tried."""
-    best = answer.sides[answer.pursues].candidates
-    texts = []
     is_compared = answer.pursues == answer.compared_side  # else the headline names candidates
+    best = answer.candidates if is_compared else answer.sides[answer.pursues].candidates
+    texts = []
     if is_compared and best != [answer.recommended]:
         texts.append(f"The best may be batch size {join(best, 'or')}.")
     elif is_compared and not answer.basis.startswith((BEST, BEST_OF_COMPARED)):
-        texts.append("It is the best of those tried.")
+        all_are_compared = all(row.mean is not None for row in answer.batch_sizes)
+        texts.append(f"It is {BEST if all_are_compared else BEST_OF_COMPARED}.")
 
     smallest = answer.batch_sizes[0].batch_size
     largest = answer.batch_sizes[-1].batch_size

@@ -13,7 +13,9 @@ from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
 from sweep.decision.curves import Floats
 from sweep.decision.decision import OUTSIDE, WITHIN, Decision, Flags
+from sweep.decision.times import TimeEstimate
 
+NOTABLE_REGRET = 0.005  # share of the time that is given up at the rate used, to be named
 NEEDS_A_TARGET = (
     "It is not known which batch size is the soonest: that needs trainings to one loss, and these "
     "end at different ones."
@@ -34,35 +36,54 @@ class TimesToTarget:
 
     @property
     def may_be_soonest(self) -> Flags:
-        return np.asarray(~(self.low > 0).any(-1))
+        # If pairs share different seeds, each may be later than another: the least excess counts.
+        excess = self.low.max(-1)
+        return np.asarray(excess <= np.maximum(excess.min(), 0.0))
 
 
 def times_to_target(decision: Decision, times: Times) -> TimesToTarget:
     """Combine the tokens to a target with the times per token.
 
-    `decision` is about the logarithms of the tokens. The errors of tokens and times are added, so
-    that the bounds hold if both of theirs do.
+    `decision` is about the logarithms of the tokens. The bounds hold for the trainings at the rates
+    used and at the best rates. The errors of tokens and times are added, so that they hold if both
+    of theirs do.
     """
     tokens_low, tokens_high = decision.differences
+    used_low, used_high = decision.differences_of_rates_used
     tokens = decision.best_estimate[:, None] - decision.best_estimate[None, :]
     time, time_low, time_high = times.log_ratios
-    low = tokens_low + time_low
-    high = tokens_high + time_high
+    low = np.fmin(tokens_low, used_low) + time_low
+    high = np.fmax(tokens_high, used_high) + time_high
     np.fill_diagonal(low, 0.0)
     np.fill_diagonal(high, 0.0)
     return TimesToTarget(estimate=tokens + time, low=low, high=high)
 
 
+def known_to_be_slower(
+    decision: Decision, times: Times, objective: Objective, than: int
+) -> list[int]:
+    """Return the batch sizes whose trainings are known to take longer than those of another one."""
+    _, low, _ = times.log_ratios_of_trainings
+    if objective.is_ratio:
+        low = times_to_target(decision, times).low
+    is_slower = low[:, times.sizes.index(than)] > 0
+    return [size for size, slower in zip(times.sizes, is_slower, strict=True) if slower]
+
+
 def relative_log_times(decision: Decision, times: Times, objective: Objective) -> Floats:
     """Return the log times of trainings up to a constant, (k,); NaN if one is not known."""
-    per_token, _, _ = times.log_ratios
-    reference = int(np.isfinite(per_token).sum(0).argmax())
-    tokens = decision.best_estimate if objective.is_ratio else np.zeros(len(times.sizes))
-    return np.asarray(per_token[:, reference] + tokens)
+    estimate, _, _ = times.log_ratios_of_trainings
+    if objective.is_ratio:
+        estimate = times_to_target(decision, times).estimate
+    reference = int(np.isfinite(estimate).sum(0).argmax())
+    return np.asarray(estimate[:, reference])
 
 
 def find_dominated(decision: Decision, times: Times, objective: Objective) -> list[bool | None]:
-    """Return whether each batch size is worse and slower than some other one; None: not known."""
+    """Return whether each batch size is worse and slower than some other one; None: not known.
+
+    Those that are not compared dominate none.
+    """
     k = len(times.sizes)
     if times.reasons or not times.has_intervals:
         return [None] * k
@@ -70,16 +91,19 @@ def find_dominated(decision: Decision, times: Times, objective: Objective) -> li
         to_target = times_to_target(decision, times)
         time_low, time_high = to_target.low, to_target.high
     else:
-        _, time_low, time_high = times.log_ratios
+        _, time_low, time_high = times.log_ratios_of_trainings
+    is_compared = np.isfinite(decision.mean)
     worse_low, worse_high = decision.differences
     is_worse = (worse_low > 0) & (time_low > 0)
-    is_not = (worse_high < 0) | (time_high < 0) | np.eye(k, dtype=bool)
+    is_not = (worse_high < 0) | (time_high < 0) | np.eye(k, dtype=bool) | ~is_compared
     dominated: list[bool | None] = []
-    for others, not_by in zip(is_worse, is_not, strict=True):
-        if others.any():
+    for index in range(k):
+        if not is_compared[index]:
+            dominated.append(None)
+        elif is_worse[index].any():
             dominated.append(True)
         else:
-            dominated.append(False if not_by.all() else None)
+            dominated.append(False if is_not[index].all() else None)
     return dominated
 
 
@@ -105,11 +129,13 @@ def find_soonest(
 
     to_target = times_to_target(decision, times)
     candidates = [size for size in compared if to_target.may_be_soonest[times.sizes.index(size)]]
-    log_times = to_target.estimate[:, times.sizes.index(candidates[0])]
-    chosen = min(candidates, key=lambda size: log_times[times.sizes.index(size)])
-    time = times.seconds[chosen]
+    at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
+    chosen = min(candidates, key=lambda size: at_best_rates[size].median)
+    time = at_best_rates[chosen]
 
     details = [format_seconds(time.median)]
+    if abs(math.log(time.median / times.seconds[chosen].median)) > NOTABLE_REGRET:
+        details = [f"{format_seconds(time.median)} at its best rate"]
     others = [size for size in candidates if size != chosen]
     if others:
         details.append(f"{join(others, 'or')} may be as soon")
@@ -117,13 +143,38 @@ def find_soonest(
         index = times.sizes.index(fewest_tokens)
         ratio = math.exp(to_target.estimate[index, times.sizes.index(chosen)])
         details.append(f"{fewest_tokens} takes {ratio:.2g} times as long")
+    start = "soonest" if len(compared) == len(times.sizes) else "soonest of those compared"
     return Side(
         batch_size=chosen,
         candidates=candidates,
-        basis=f"soonest to a loss of {target:g} ({'; '.join(details)})",
+        basis=f"{start} to a loss of {target:g} ({'; '.join(details)})",
         value=time.median,
         interval=(time.low, time.high) if time.is_interval else None,
         reason=" ".join(times.reasons) if times.reasons else None,
+    )
+
+
+def _at_best_rate(decision: Decision, times: Times, size: int) -> TimeEstimate:
+    """Return the time to the target at the best rate, without what the rate used gives up.
+
+    Errors are combined by their squares. It has no interval if the regret is not bounded.
+    """
+    time = times.seconds[size]
+    if decision.rates is None:
+        return time
+    index = times.sizes.index(size)
+    regret = float(np.nan_to_num(decision.rates.regret[index]))
+    least = float(decision.rates.regret_low[index])
+    largest = float(decision.rates.regret_high[index])
+    below = math.hypot(math.log(time.median / time.low), largest - regret)
+    above = math.hypot(math.log(time.high / time.median), regret - least)
+    median = time.median * math.exp(-regret)
+    return TimeEstimate(
+        median=median,
+        low=median * math.exp(-below),
+        high=median * math.exp(above),
+        count=time.count,
+        is_interval=time.is_interval and math.isfinite(below),
     )
 
 
@@ -136,7 +187,8 @@ def find_fewest_steps(
     if not within:
         return unknown_side(f"No batch size is known to be {close}.")
     largest = max(within)
-    open_sizes = [row.batch_size for row in rows if row.tolerance_verdict != OUTSIDE]
+    may_be_within = [row for row in rows if row.tolerance_verdict != OUTSIDE]
+    open_sizes = [row.batch_size for row in may_be_within if row.mean is not None]
     steps = finals[finals["batch_size"] == largest]["steps_taken"].median()
     return Side(
         batch_size=largest,

@@ -6,19 +6,23 @@ trials. Seconds come from trials that ran as the steps were timed, or else from 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sweep.analysis.answer_data import join
+from sweep.analysis.checks.table import read_execution
+from sweep.analysis.tables import mean_of
 from sweep.config.arms import Arm
 from sweep.config.numbers import format_seconds
 from sweep.decision.curves import Floats
-from sweep.decision.equal_amounts import MOST_UNEQUAL, bound_time_ratios
+from sweep.decision.equal_amounts import MOST_UNEQUAL, ratios_of_trials
 from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
-from sweep.trial.files import canonical_json
+from sweep.decision.trials import TrialTime, ran_as_timed
+from sweep.plan.policies import LEAST_SEEDS
 from sweep.trial.timing import ArmTimes, Timing, timed_settings
 
 
@@ -29,6 +33,7 @@ class Times:
     sizes: tuple[int, ...]
     seconds: Mapping[int, TimeEstimate]  # of one training; a batch size without times is missing
     ratios: Mapping[tuple[int, int], TimeEstimate]  # of seconds per token, the first over the other
+    tokens: Mapping[int, float]  # of one training, if they are known and may differ
     device: str  # "" if it is not known
     is_elsewhere: bool  # whether the trials ran on another device, or with other settings
     reasons: tuple[str, ...]  # why statements about times are provisional, sentences
@@ -41,9 +46,16 @@ class Times:
 
     @property
     def has_intervals(self) -> bool:
-        """Whether all ratios are known, with intervals and not only ranges."""
-        ratios = self.ratios.values()
-        return not self.unknown and all(ratio.is_interval for ratio in ratios)
+        """Whether all ratios that are known have intervals, and not only ranges."""
+        return all(ratio.is_interval for ratio in self.ratios.values())
+
+    @property
+    def log_ratios_of_trainings(self) -> tuple[Floats, Floats, Floats]:
+        """Those of `log_ratios`, for the tokens that each batch size trains on."""
+        tokens = np.log([self.tokens.get(size, 1.0) for size in self.sizes])
+        more = tokens[:, None] - tokens[None, :]
+        estimate, low, high = self.log_ratios
+        return estimate + more, low + more, high + more
 
     @property
     def log_ratios(self) -> tuple[Floats, Floats, Floats]:
@@ -70,18 +82,19 @@ def known_times(
     """Return the times of batch sizes under one policy.
 
     Args:
-        finals: the final trials that ended: batch_size, value, device, timed_settings,
-            microbatch_size, seconds_training and steps_taken (both up to a target, if there is
-            one), and seconds_per_token.
+        finals: the final trials that ended: batch_size, value, device, execution,
+            timed_settings, microbatch_size, steps, token_budget, target, seconds_per_token,
+            seconds_training and steps_taken (both up to a target, if there is one).
         sizes: the batch sizes, ascending.
         optimizer: as in timing.json, None if the sweep has only one.
-        timing: measured steps, None without any.
+        timing: measured steps, None without any. They count if all batch sizes with values have
+            some.
     """
     trials = _timed(finals)
     if timing is not None:
         rounds = _rounds_of(timing, sizes, optimizer)
-        if len(rounds) == len(sizes):
-            return _times_of_rounds(timing, rounds, trials)
+        if {*trials["batch_size"]} <= rounds.keys():
+            return _times_of_rounds(timing, rounds, trials, sizes)
     return _times_of_trials(trials, sizes)
 
 
@@ -96,20 +109,11 @@ def time_ratios(
         timing: measured steps, None without any.
     """
     groups = _timed(finals).groupby(["label", "batch_size"])
-    seconds = []
-    steps = {}
-    is_as_timed = timing is not None
+    times: dict[Arm, list[TrialTime]] = {}
     for key, arm in arms.items():
         trials = groups.get_group(key) if key in groups.groups else finals.iloc[:0]
-        seconds.append(trials["seconds_training"].to_list())
-        steps[arm] = float(trials["steps_taken"].max())
-        times = None if timing is None else timing.times_of(arm)
-        if timing is None or times is None or not _ran_as_timed(trials, timing, times):
-            is_as_timed = False
-    rounds = None
-    if timing is not None and is_as_timed:
-        rounds = timing.seconds_of_trainings(steps)
-    return bound_time_ratios(seconds, rounds)
+        times[arm] = _times_of(trials)
+    return ratios_of_trials(times, timing)
 
 
 def reasons_of_time_budget(
@@ -178,6 +182,27 @@ def _describe_unequal_times(
     )
 
 
+def read_trial_time(trial: Mapping[Any, Any]) -> TrialTime | None:
+    """Read the time of a trial from a row of the table of trials; None if it has none."""
+    seconds = trial.get("seconds_training")
+    if seconds is None or not seconds > 0:
+        return None
+    settings = read_execution(trial.get("execution"))
+    microbatch = trial.get("microbatch_size")
+    return TrialTime(
+        seconds=float(seconds),
+        steps=float(trial["steps"]),
+        device=trial.get("device"),
+        settings=timed_settings(settings) if settings else None,
+        microbatch_size=None if pd.isna(microbatch) else int(microbatch),
+    )
+
+
+def _times_of(trials: pd.DataFrame) -> list[TrialTime]:
+    times = map(read_trial_time, trials.to_dict("records"))
+    return [time for time in times if time is not None]
+
+
 def _timed(finals: pd.DataFrame) -> pd.DataFrame:
     """Return the trials that have a value and a time."""
     is_timed = np.isfinite(finals["value"]) & (finals["seconds_training"] > 0)
@@ -194,9 +219,11 @@ def _rounds_of(timing: Timing, sizes: Sequence[int], optimizer: str | None) -> d
     return rounds
 
 
-def _times_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.DataFrame) -> Times:
+def _times_of_rounds(
+    timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.DataFrame, sizes: Sequence[int]
+) -> Times:
     is_elsewhere = not all(
-        _ran_as_timed(trials[trials["batch_size"] == size], timing, times)
+        ran_as_timed(_times_of(trials[trials["batch_size"] == size]), timing, times.arm)
         for size, times in rounds.items()
     )
     seconds: dict[int, TimeEstimate] = {}
@@ -205,8 +232,7 @@ def _times_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.
         if of_size.empty:
             continue
         if is_elsewhere:
-            steps = float(of_size["steps_taken"].median())
-            seconds[size] = estimate_time([steps * one for one in times.seconds_per_step])
+            seconds[size] = _seconds_of_steps(of_size, times.seconds_per_step)
         else:
             seconds[size] = estimate_time(of_size["seconds_training"].to_list())
 
@@ -216,22 +242,49 @@ def _times_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes], trials: pd.
             rounds[first].seconds_per_sequence, rounds[other].seconds_per_sequence, len(rounds)
         )
     return Times(
-        sizes=tuple(rounds),
+        sizes=tuple(sizes),
         seconds=seconds,
         ratios=ratios,
+        tokens=_tokens_of(trials),
         device=timing.device,
         is_elsewhere=is_elsewhere,
         reasons=tuple(_reasons_of_rounds(timing, rounds)),
     )
 
 
-def _ran_as_timed(trials: pd.DataFrame, timing: Timing, times: ArmTimes) -> bool:
-    """Return True if trials of one batch size ran on the device and with the settings of steps."""
-    settings = canonical_json(timed_settings(timing.execution))
-    is_alike = trials["device"] == timing.device
-    is_alike &= trials["timed_settings"] == settings
-    is_alike &= trials["microbatch_size"] == times.microbatch_size
-    return bool(is_alike.all())
+def _tokens_of(trials: pd.DataFrame) -> dict[int, float]:
+    """Return the tokens of a training by batch size; none if those of one are not known."""
+    medians = trials.groupby("batch_size")["token_budget"].median()
+    tokens = {int(size): float(count) for size, count in zip(medians.index, medians, strict=True)}
+    is_known = np.isfinite([*tokens.values()]).all()
+    return tokens if is_known else {}
+
+
+def _seconds_of_steps(trials: pd.DataFrame, seconds_per_step: Sequence[float]) -> TimeEstimate:
+    """Estimate the time of the trainings of one batch size from the time of a step.
+
+    The steps to a target have the t interval of their mean logarithm, from three seeds on. Its
+    errors and those of a step's time are independent, and combined by their squares.
+    """
+    steps = trials["steps_taken"].astype(float)
+    step = estimate_time(seconds_per_step)
+    if trials["target"].isna().all():  # all trainings have these steps
+        count = float(steps.median())
+        return replace(
+            step, median=count * step.median, low=count * step.low, high=count * step.high
+        )
+
+    log_steps = mean_of(np.log(steps.to_numpy()).tolist())
+    median = math.exp(log_steps.value) * step.median
+    if len(steps) < LEAST_SEEDS or not step.is_interval:
+        low = float(steps.min()) * step.low
+        high = float(steps.max()) * step.high
+        return TimeEstimate(median, low, high, len(steps), is_interval=False)
+    below = math.hypot(log_steps.value - log_steps.low, math.log(step.median / step.low))
+    above = math.hypot(log_steps.high - log_steps.value, math.log(step.high / step.median))
+    low = median * math.exp(-below)
+    high = median * math.exp(above)
+    return TimeEstimate(median, low, high, len(steps), is_interval=True)
 
 
 def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[str]:
@@ -279,8 +332,9 @@ def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
     reasons = []
     fewest = min(map(len, per_token.values()), default=0)
     if not all(ratio.is_interval for ratio in ratios.values()):
+        trial = "trial" if fewest == 1 else "trials"
         reasons.append(
-            f"The times are those of {fewest} trials of a batch size, which give only a range."
+            f"The times are those of {fewest} {trial} of a batch size, which give only a range."
         )
     if trials["device"].isna().any():
         reasons.append("It is not known whether all trials ran on the same device.")
@@ -288,6 +342,7 @@ def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
         sizes=tuple(sizes),
         seconds=seconds,
         ratios=ratios,
+        tokens=_tokens_of(trials),
         device=devices[0] if len(devices) == 1 else "",
         is_elsewhere=False,
         reasons=tuple(reasons),

@@ -3,7 +3,7 @@
 A curve is quadratic in the log rate on both sides of its lowest point, and on one side at most
 `STEEPNESS` times as steep as on the other. It is possible if its sum of squared residuals exceeds
 the least one by at most `SLACK` variances of a loss. With other seeds its lowest point may lie
-`SHIFT` to either side.
+elsewhere: see `largest_shift`.
 """
 
 import math
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ RATIOS = np.array([1.0, 1 / STEEPNESS, STEEPNESS])  # curvature above over that 
 SLACK = 6.0
 MISFIT = 6.0  # residual variance, over that of a loss, from which on a curve does not fit
 CLEAR = 3.0  # slacks by which a flat line fits worse than a curve that is clear
-SHIFT = 0.112  # of the best log rate with another seed: 2.24 standard deviations of 0.05
+SHIFT = 0.05  # standard deviation of the best log rates of single seeds
+SHIFT_ERROR = 0.06  # probability that some batch size has a larger shift, to one side
 CORNER = 3.0  # standard deviations of a loss beyond the steepest curve that make a corner
 NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to, at least
 REACH = 2.0  # ratio to the best rate up to which all rates are fitted
@@ -203,24 +205,67 @@ def _measured_or(log_rates: Floats, points: RatePoints) -> Floats:
     return np.asarray(np.where(np.isnan(log_rates), measured, np.minimum(log_rates, highest)))
 
 
-def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBounds:
-    """Fit the curves; `variance` is that of one loss over seeds, `used` are log rates, (..., k)."""
-    curves = _possible_curves(points, variance)
-    regret, regret_low, regret_high = curves.regrets(used)
+def bound_rates(
+    points: RatePoints, variance: Floats, used: Floats, compared: int = 2
+) -> RateBounds:
+    """Fit the curves, and allow for another best rate of the seeds of the final trials.
+
+    Args:
+        points: losses of the rates near the best, (..., k).
+        variance: of one loss over seeds, (..., k); where it is NaN, nothing is bounded.
+        used: log rates of the final trials, (..., k).
+        compared: number of batch sizes that are compared.
+    """
+    is_known = np.isfinite(variance)
+    noise = np.where(is_known, variance, 0.0)
+    curves = _possible_curves(points, noise)
+    regret, least, largest = curves.regrets(used)
+
+    shift = np.maximum(largest_shift(compared) / np.sqrt(points.seeds), points.spread)
+    least, largest = _with_other_seeds(curves, used, shift, least, largest)
     return RateBounds(
         optimum=curves.optimum,
         level=curves.at_best(curves.fit.level),
         curvature=curves.curvature,
         ratio=curves.ratio,
-        optimum_low=curves.optimum_low - curves.shift,
-        optimum_high=curves.optimum_high + curves.shift,
+        optimum_low=np.where(is_known, curves.optimum_low - shift, np.nan),
+        optimum_high=np.where(is_known, curves.optimum_high + shift, np.nan),
         regret=regret,
-        regret_low=regret_low,
-        regret_high=regret_high,
-        misfits=curves.misfits,
-        is_clear=curves.is_clear & curves.may_be_optimum(used),
-        has_corner=_has_corner(points, variance),
+        regret_low=np.where(is_known, least, 0.0),
+        regret_high=np.where(is_known, largest, np.inf),
+        misfits=curves.misfits & is_known,
+        is_clear=curves.is_clear & curves.may_be_optimum(used) & is_known,
+        has_corner=_has_corner(points, noise) & is_known,
     )
+
+
+def _with_other_seeds(
+    curves: "_PossibleCurves", used: Floats, shift: Floats, least: Floats, largest: Floats
+) -> tuple[Floats, Floats]:
+    """Return the least and the largest regret if the best rate may also shift with the seeds.
+
+    The errors of the fit and the shift are independent errors of one log rate, and are combined by
+    their squares; a regret is the mean curvature times the squared distance from the lowest point.
+    """
+    curvature = curves.curvature * (1 + curves.ratio) / 2
+    curvature = np.where(curvature > 0, curvature, np.nan)  # nothing changes on a flat line
+    distance = np.abs(used - curves.optimum)
+    beyond = np.fmax(np.sqrt(largest / curvature) - distance, 0.0)
+    short = np.fmax(distance - np.sqrt(least / curvature), 0.0)
+    farthest = distance + np.hypot(beyond, shift)
+    nearest = np.fmax(distance - np.hypot(short, shift), 0.0)
+    least = np.fmin(least, curvature * np.square(nearest))
+    largest = np.fmax(largest, curvature * np.square(farthest))
+    return least, largest
+
+
+def largest_shift(compared: int) -> float:
+    """Return the distance, in log rates, from the best rate of one seed to that of all seeds.
+
+    Of so many batch sizes none has a larger one to one side, with a probability of at least
+    1 - SHIFT_ERROR.
+    """
+    return SHIFT * NormalDist().inv_cdf(1 - SHIFT_ERROR / compared)
 
 
 def rates_to_use(points: RatePoints) -> Floats:
@@ -252,7 +297,6 @@ class _PossibleCurves:
     index_of_best: NDArray[np.int64]  # among the flattened families and points, (..., k, 1)
     misfits: NDArray[np.bool_]  # (..., k)
     is_clear: NDArray[np.bool_]  # (..., k)
-    shift: Floats  # distance of the lowest points of other seeds, in log rates, (..., k)
 
     def at_best(self, values: Floats) -> Floats:
         """Return the values of the curve that fits best, (..., k)."""
@@ -292,19 +336,16 @@ class _PossibleCurves:
     def regrets(self, used: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the regret of log rates, and its least and largest possible value, (..., k).
 
-        Without a fit they are NaN, 0 and infinite. The largest one allows for a best rate that is
-        another one with other seeds.
+        Without a fit they are NaN, 0 and infinite.
         """
         fit = self.fit
         distance = used[..., None, None] - self.lowest
         of_curves = np.where(distance > 0, fit.above, fit.below) * np.square(distance)
         smallest, largest = fit.regrets_between(distance, self.bound)
-        of_other_seeds = self.curvature * (1 + self.ratio) / 2 * np.square(self.shift)
-        most = largest.max((-2, -1)) + of_other_seeds
         return (
             self.at_best(of_curves),
             np.where(self.has_fit, smallest.min((-2, -1)), 0.0),
-            np.where(self.has_fit, most, np.inf),
+            np.where(self.has_fit, largest.max((-2, -1)), np.inf),
         )
 
 
@@ -349,7 +390,6 @@ def _possible_curves(points: RatePoints, variance: Floats) -> _PossibleCurves:
         index_of_best=is_best.reshape(*count.shape, -1).argmax(-1)[..., None],
         misfits=misfits,
         is_clear=~misfits & (fit.total - least > CLEAR * slack),
-        shift=np.maximum(SHIFT / np.sqrt(points.seeds), points.spread),
     )
 
 

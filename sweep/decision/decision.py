@@ -38,7 +38,9 @@ class Decision:
     """Losses and intervals of k batch sizes; NaN for a batch size that is not compared."""
 
     mean: Floats  # at the rate used, (..., k)
-    variance: Floats  # over seeds, at least that of the quieter batch sizes, (..., k)
+    variance: (
+        Floats  # over seeds, at least that of the quieter batch sizes; NaN if unknown, (..., k)
+    )
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned
@@ -195,15 +197,17 @@ def decide(
     common_seeds, difference, variance_of_difference = _moments(differences)
     half_width = _half_widths(losses, common_seeds, variance_of_difference, compared, looks, error)
 
+    is_known = np.isfinite(variance).any(-1, keepdims=True)
     variance = np.nan_to_num(variance)
     total = variance.sum(-1, keepdims=True)
     largest = variance.max(-1, keepdims=True)
     mean_of_others = (total - largest) / max(1, compared - 1)
     variance = _moderated(variance, mean_of_others, count - 1)
+    variance = np.where(is_known, variance, np.nan)
 
     rates = None
     if points is not None:
-        rates = bound_rates(points, variance, log_rates)
+        rates = bound_rates(points, variance, log_rates, compared)
     return Decision(mean, variance, difference, half_width, rates)
 
 

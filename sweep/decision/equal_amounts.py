@@ -7,13 +7,16 @@ loss by at most s·ln r, where s is the steepest slope of its curve against ln t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sweep.config.arms import Arm
 from sweep.decision.curves import Floats
 from sweep.decision.decision import ALPHA
 from sweep.decision.times import RATIO_ERROR, ratio_of_rounds, ratio_of_trials
+from sweep.decision.trials import TrialTime, ran_as_timed
+from sweep.trial.timing import Timing
 
 ERROR = ALPHA - RATIO_ERROR  # probability that losses are wrong if times have the other half
 MOST_UNEQUAL = 0.05  # beyond which an answer at equal time is provisional
@@ -44,6 +47,25 @@ def bound_time_ratios(
             low[i, j] = math.log(min(ratio.low, of_trials.median))
             high[i, j] = math.log(max(ratio.high, of_trials.median))
     return low, high
+
+
+def ratios_of_trials(
+    trials: Mapping[Arm, Sequence[TrialTime]], timing: Timing | None
+) -> tuple[Floats, Floats]:
+    """Bound the log ratios of the times that trials with a budget of time took, (k, k).
+
+    Measured steps tell them if all trials ran as those steps, on the same device.
+
+    Args:
+        trials: the times of each batch size.
+        timing: measured steps, None without any.
+    """
+    seconds = [[time.seconds for time in times] for times in trials.values()]
+    rounds = None
+    if timing is not None and all(ran_as_timed(trials[arm], timing, arm) for arm in trials):
+        steps = {arm: max([time.steps for time in trials[arm]], default=0.0) for arm in trials}
+        rounds = timing.seconds_of_trainings(steps)
+    return bound_time_ratios(seconds, rounds)
 
 
 def token_ratios(tokens: Sequence[float]) -> Floats:

@@ -23,12 +23,12 @@ from sweep.decision.curves import (
 from sweep.decision.decision import ALPHA, LOOKS, Counts, Decision, Flags, decide
 from sweep.decision.equal_amounts import (
     ERROR,
-    bound_time_ratios,
     errors_of_amounts,
     mean_slope,
+    ratios_of_trials,
     token_ratios,
 )
-from sweep.decision.trials import TrialRecord, losses_by_rate, tuning_records
+from sweep.decision.trials import TrialRecord, TrialTime, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
 from sweep.plan.rate_search import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS
@@ -118,7 +118,7 @@ def _errors_of_amounts(
     timing: Timing | None,
 ) -> tuple[Floats, Floats]:
     """Return what unequal times, or tokens, of the final trials add to the errors of losses."""
-    seconds: list[list[float]] = []
+    times: dict[Arm, list[TrialTime]] = {}
     slopes: list[float] = []
     for template in templates:
         of_arm = [
@@ -128,18 +128,12 @@ def _errors_of_amounts(
             and record.value is not None
             and math.isfinite(record.value)
         ]
-        seconds.append([record.seconds for record in of_arm if record.seconds])
+        times[template.arm] = [record.time for record in of_arm if record.time is not None]
         slopes.append(mean_slope([record.slope for record in of_arm]))
     if plan.token_budget is not None:
         ratios = token_ratios([template.tokens for template in templates])
         return errors_of_amounts(ratios, ratios, slopes)
-    steps = {template.arm: template.steps for template in templates}
-    rounds = None
-    sizes = {template.arm: template.microbatch_size for template in templates}
-    execution = plan.execution.model_dump(mode="json")
-    if timing is not None and timing.is_of(execution) and timing.covers(sizes):
-        rounds = timing.seconds_of_trainings(steps)
-    return errors_of_amounts(*bound_time_ratios(seconds, rounds), slopes)
+    return errors_of_amounts(*ratios_of_trials(times, timing), slopes)
 
 
 def next_trainings(
@@ -152,10 +146,11 @@ def next_trainings(
 ) -> tuple[Counts, Counts, Flags]:
     """Return the seeds and tuning seeds that each batch size should have, and which need rates.
 
-    Batch sizes that are undecided get more, and the best of all. If the regret of a rate is not
-    known to within half of the tolerance, tuning comes first: rates next to the best one if the
-    curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
-    shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
+    Batch sizes that are undecided get more, and the best of all. Tuning comes first: rates next to
+    the best one if the curve has a corner, and if the regret is not known to within half of the
+    tolerance, such rates where the curve does not fit, else tuning seeds. Seeds follow only where
+    they may decide. All have the shape (..., k). Nothing changes once every batch size is decided,
+    or nothing may decide more.
     """
     is_decided = decision.is_within(tolerance) | decision.is_outside(tolerance)
     is_compared = np.isfinite(decision.mean)
@@ -172,8 +167,8 @@ def next_trainings(
     if decision.rates is not None:
         spread = decision.rates.regret_high - decision.rates.regret_low
         is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
-        needs_rates = is_unclear & (tuning_seeds == 1) & is_refinable
-        needs_rates &= decision.rates.misfits | decision.rates.has_corner
+        needs_rates = (is_unclear & decision.rates.misfits) | (is_open & decision.rates.has_corner)
+        needs_rates &= (tuning_seeds == 1) & is_refinable
 
         doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
         can_grow = doubled > tuning_seeds

@@ -1,15 +1,17 @@
 """Trials as the decision sees them: how they ended, and the value that is compared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
+from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.plan.plan import PlannedTrial
 from sweep.trial.status import Cause, State, is_open
+from sweep.trial.timing import Timing, timed_settings
 
 
 class End(StrEnum):
@@ -23,6 +25,29 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True)
+class TrialTime:
+    """The training time of a trial, and what it depends on; None where that is not known."""
+
+    seconds: float
+    steps: float
+    device: str | None
+    settings: Mapping[str, Any] | None  # `timed_settings`
+    microbatch_size: int | None
+
+
+def ran_as_timed(times: Sequence[TrialTime], timing: Timing, arm: Arm) -> bool:
+    """Return True if trials of an arm ran on the device and with the settings of its steps."""
+    steps = timing.times_of(arm)
+    settings = timed_settings(timing.execution)
+    return steps is not None and all(
+        time.device == timing.device
+        and time.settings == settings
+        and time.microbatch_size == steps.microbatch_size
+        for time in times
+    )
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """A planned trial, and how it ended."""
 
@@ -30,7 +55,7 @@ class TrialRecord:
     state: State
     cause: Cause | None
     value: float | None  # `compared_value`; None if the trial has none
-    seconds: float | None = None  # training time
+    time: TrialTime | None = None
     slope: float | None = None  # `steepest_slope`; needed if tokens differ
 
     @property

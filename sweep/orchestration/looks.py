@@ -7,12 +7,12 @@ from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
 from sweep.decision.equal_amounts import steepest_slope
 from sweep.decision.next import next_trials
-from sweep.decision.trials import TrialRecord, compared_value
+from sweep.decision.trials import TrialRecord, TrialTime, compared_value
 from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.policies import parse_policy
 from sweep.trial.folder import SweepFolder
-from sweep.trial.timing import read_timing
+from sweep.trial.timing import read_timing, timed_settings
 
 
 def trials_after_look(
@@ -52,8 +52,16 @@ def read_trial_record(folder: SweepFolder, row: PlannedTrial, objective: Objecti
     result = trial.find_result()
     metric = None if result is None else result.as_row().get(objective.name)
     value = compared_value(status.state, status.cause, metric, objective)
-    seconds = None if result is None else result.seconds_training
-    return TrialRecord(row, status.state, status.cause, value, seconds)
+    time = None
+    if result is not None and result.seconds_training:
+        time = TrialTime(
+            seconds=result.seconds_training,
+            steps=float(result.steps),
+            device=result.device,
+            settings=timed_settings(result.execution),
+            microbatch_size=result.microbatch_size,
+        )
+    return TrialRecord(row, status.state, status.cause, value, time)
 
 
 def trial_value(folder: SweepFolder, row: PlannedTrial, objective: Objective) -> float | None:

@@ -22,6 +22,7 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at
+from sweep.analysis.next_step import command_for_times
 from sweep.analysis.noise_scale import LEAST_RECORDS, noise_scales
 from sweep.analysis.rate_rules import (
     RULES,
@@ -131,6 +132,7 @@ def _markdown_of_sweep(
         noise=list(noise_scales(sweep)),
         least_noise_records=LEAST_RECORDS,
         noise_command=_noise_command(sweep.plan),
+        time_command=command_for_times(sweep),
         other_curves=sweep.other_curves if curves else (),
         check_curve=check_curve,
         supports_crossings=supports_crossings,

@@ -305,7 +305,7 @@ def test_with_a_target_the_soonest_is_recommended_and_the_fewest_tokens_are_name
     assert answer.fewest_tokens.batch_size == 2 and answer.fewest_steps.batch_size == 2
     assert "soonest to a loss of 3.3" in answer.headline
     assert answer.headline.endswith("2 takes 2 times as long). With the fewest tokens: 2.")
-    assert [row.batch_size for row in answer.batch_sizes if row.dominated] == [8]
+    assert answer.provisional and all(row.dominated is None for row in answer.batch_sizes)
     assert answer.as_json()["for"] == "time"
 
 
@@ -534,7 +534,13 @@ def test_trials_with_different_budgets_of_time_are_not_compared_at_equal_time():
     assert "Training tokens" in " ".join(answer.reasons)
 
 
-def test_a_training_time_of_zero_is_not_a_time():
-    answer = sweep.answer(timed_table({2: 590.0, 4: 0.0, 8: 592.0}))
+@pytest.mark.parametrize("seconds", [0.0, -5.0, math.inf, 1e-320])
+def test_a_time_that_none_can_be_is_refused_with_its_row(seconds):
+    with pytest.raises(SweepError, match="seconds_training, row 13"):
+        sweep.answer(timed_table({2: 590.0, 4: seconds, 8: 592.0}))
+
+
+def test_a_batch_size_without_times_is_not_known_to_have_had_equal_time():
+    answer = sweep.answer(timed_table({2: 590.0, 4: math.nan, 8: 592.0}))
     assert answer[4].seconds is None and not answer.decided
     assert "took equally long is not known" in " ".join(answer.reasons)

@@ -1,5 +1,6 @@
 """What is known about times, from rounds and from trials, and which batch size is the soonest."""
 
+import json
 import math
 
 import numpy as np
@@ -30,6 +31,8 @@ def finals(seconds, seeds=5, device=HERE, sizes=SIZES):
             row = {"batch_size": size, "seed": seed, "value": 1.0, "device": device}
             row |= {"microbatch_size": size, "seconds_training": took}
             row |= {"timed_settings": canonical_json(timed_settings(ON_CPU))}
+            row |= {"execution": json.dumps(ON_CPU), "steps": 1600 / 8 / size, "target": np.nan}
+            row |= {"token_budget": 1600.0}
             row |= {"seconds_per_token": took / 1600, "steps_taken": 1600 / 8 / size}
             rows.append(row)
     return pd.DataFrame(rows)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweep.decision.curves import (
-    SHIFT,
     STEEPNESS,
     best_log_rates,
     bound_rates,
+    largest_shift,
     rate_points,
     rates_between,
     rates_to_use,
@@ -152,12 +152,35 @@ def test_the_rate_to_use_gives_up_less_in_the_worst_case_than_the_best_one(ratio
 def test_other_seeds_may_have_another_best_rate():
     curvature = 0.05
     tried = bowl(REFINED, 1e-3, curvature)
+    cost = curvature * largest_shift(2) ** 2
     of_one = bounds_of(tried)
-    assert of_one.regret_high == pytest.approx(curvature * SHIFT**2, rel=0.02)
+    assert of_one.regret_high == pytest.approx(cost, rel=0.02)
 
     for loss in tried.values():
         loss[1001] = loss[1000]
-    assert bounds_of(tried).regret_high == pytest.approx(curvature * SHIFT**2 / 2, rel=0.02)
+    assert bounds_of(tried).regret_high == pytest.approx(cost / 2, rel=0.02)
+
+
+def test_the_shift_of_other_seeds_costs_more_at_a_rate_off_the_best_one():
+    curvature = 0.05
+    shift = largest_shift(2)
+    distance = math.log(1.3)
+    bounds = bounds_of(bowl(REFINED, 1e-3, curvature), used=1.3e-3)
+    assert bounds.regret == pytest.approx(curvature * distance**2, rel=0.02)
+    assert bounds.regret_high == pytest.approx(curvature * (distance + shift) ** 2, rel=0.02)
+    assert bounds.regret_low == pytest.approx(curvature * (distance - shift) ** 2, rel=0.02)
+
+
+def test_more_batch_sizes_allow_for_a_larger_shift():
+    assert largest_shift(2) < largest_shift(5) < largest_shift(8)
+
+
+def test_without_the_variance_of_seeds_nothing_is_bounded():
+    bounds = bounds_of(bowl(REFINED, 1e-3), variance=math.nan)
+    assert bounds.optimum == pytest.approx(math.log(1e-3), abs=0.01)
+    assert math.isnan(bounds.optimum_low) and math.isnan(bounds.optimum_high)
+    assert (bounds.regret_low, bounds.regret_high) == (0.0, math.inf)
+    assert not bounds.is_clear and not bounds.has_corner
 
 
 def test_seeds_with_different_best_rates_widen_the_bounds_by_their_spread():
@@ -221,7 +244,7 @@ def test_all_rates_of_a_dense_grid_within_a_factor_of_two_are_fitted():
 @pytest.mark.parametrize("ratio", [1.1, 1.2, 1.41, 2.0])
 @pytest.mark.parametrize(("sigma", "curvature"), [(0.003, 0.2), (0.006, 0.2), (0.006, 0.05)])
 def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, curvature):
-    """At least 99 % of 400 grids, each with a seed whose best rate is shifted."""
+    """At least 98 % of 400 grids, each with a seed whose best rate is shifted."""
     rng = np.random.default_rng(1)
     count = int(2 / math.log(ratio))
     grids = []
@@ -234,4 +257,4 @@ def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, 
         grids.append(rate_points({rate: {1000: loss} for rate, loss in by_rate}))
     bounds = bound_rates(stack_points(grids), np.full(400, sigma**2), np.zeros(400))
     is_covered = (bounds.optimum_low <= 0) & (bounds.optimum_high >= 0)
-    assert is_covered.mean() >= 0.99
+    assert is_covered.mean() >= 0.98

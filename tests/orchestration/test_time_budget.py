@@ -237,7 +237,7 @@ def test_run_and_report_decide_alike_although_the_timed_tokens_are_equal(tmp_pat
     records = {record.row.id: record for record in read_records(loaded)}
     for row in loaded.plan.known_trials:
         record = read_trial_record(folder, row, loaded.plan.settings.objective)
-        assert records[row.id].seconds == record.seconds
+        assert records[row.id].time == record.time
     assert slopes.notna().all()
     added = trials_after_look(loaded.plan, planned.experiment, folder)
     assert added == next_trials(loaded.plan, planned.experiment, [*records.values()], loaded.timing)

@@ -30,7 +30,7 @@ from sweep.decision.curves import (
 from sweep.decision.decision import LOOKS, Counts, Decision, decide
 from sweep.decision.next import TUNING_SEEDS, next_trainings
 from sweep.plan.plan import TUNING_SEED
-from sweep.plan.rate_search import GRID, RateTrial, next_rates
+from sweep.plan.rate_search import FINEST, GRID, RateTrial, next_rates
 
 TOLERANCE = 0.01
 CHUNK = 500  # sweeps that are decided at once
@@ -54,6 +54,8 @@ class Case:
     violation: str = ""  # t3, lognormal, drift, interaction, flat, cusp, corner or cliff
     shift: float = 0.0  # standard deviation of a seed's best log rate
     missing: int = 0  # final trials without a result, of different batch sizes
+    finest: float = FINEST  # ratio of neighbouring rates at which the search ends
+    uses_best_tried: bool = False  # final trials at the best rate tried, as in tables of others
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
 
     def describe(self) -> str:
@@ -123,14 +125,14 @@ def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
         is_settled = True
         for index, (trials, centre) in enumerate(zip(tried, centres, strict=True)):
             grid = [centre * rate for rate in GRID]
-            rates = next_rates(trials, grid, least_count=trial_count)
+            rates = next_rates(trials, grid, case.finest, trial_count)
             while rates:
                 log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
                 losses = case.expected(log_rates - shifts[:, None])
                 losses = losses + case.draw(log_rates.shape, rng)
                 trials += map(RateTrial, rates, losses[index].tolist())
                 is_settled = False
-                rates = next_rates(trials, grid, least_count=trial_count)
+                rates = next_rates(trials, grid, case.finest, trial_count)
         trial_count = max(map(len, tried))
         if any(len(trials) < trial_count for trials in tried):
             is_settled = False
@@ -160,6 +162,9 @@ def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
     searches = [tune(case, shifts[:, 0], rng) for shifts in tuning_shifts]
     points = stack_points([_points_of(search) for search in searches])
     used = rates_to_use(points)
+    if case.uses_best_tried:
+        best = np.nanargmin(points.losses, -1)[..., None]
+        used = np.take_along_axis(points.log_rates, best, -1)[..., 0]
 
     seeds = case.seeds if case.seeds else MOST_SEEDS
     shifts = case.shift * rng.standard_normal((sweeps, k, seeds))
@@ -331,6 +336,13 @@ def _cases_of_errors() -> Iterator[Case]:
 
     for sigma, seeds in itertools.product((0.003, 0.006), (20, 0)):
         yield Case(seeds, sigma=sigma, shift=0.05)
+    for k, sigma in itertools.product((2, 8), (0.003, 0.006)):
+        yield Case(20, best=(0.0,) * k, sigma=sigma, shift=0.05)
+
+    tried = Case(20, shift=0.05, uses_best_tried=True)
+    yield tried
+    for ratio in (1.0, 2.5):
+        yield replace(tried, sigma=0.003, ratio=ratio, finest=2.0)
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
