@@ -6,6 +6,7 @@ sentence says what would settle the answer.
 
 import contextlib
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from sweep.analysis.checks import (
     tokens_differ,
 )
 from sweep.analysis.tables import SweepTables
-from sweep.analysis.times import read_trial_time
+from sweep.analysis.times import misses_budget, read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.objective import LOSS
@@ -191,6 +192,8 @@ class _Search:
         if step is None:
             step = self._resume(sizes)
         if step is None:
+            step = self._repeat_missed_budget(sizes)
+        if step is None:
             step = self._tune_again(sizes, tuned)
         if step is None and not tuned.is_settled:
             step = self._add_trials(sizes)
@@ -251,6 +254,22 @@ class _Search:
             proposal = propose(self.plan, changes)
             if open_ids <= proposal.requested:
                 return self._step(proposal)
+        return None
+
+    def _repeat_missed_budget(self, sizes: Sequence[int]) -> NextStep | None:
+        """Propose a new sweep if trainings did not take the budget of time: tokens are fixed."""
+        budget = self.plan.settings.time_budget_seconds
+        if budget is None:
+            return None
+        finals = [record for record in self.records if record.row.stage == "final"]
+        for size in sizes:
+            seconds = [
+                record.time.seconds
+                for record in finals
+                if record.row.batch_size == size and record.time is not None
+            ]
+            if seconds and misses_budget(statistics.median(seconds), budget):
+                return self._step(self._elsewhere(sizes))
         return None
 
     def _has_no_rate(self, arm: Arm) -> bool:

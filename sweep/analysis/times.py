@@ -147,6 +147,11 @@ def reasons_of_time_budget(
     return [reason for reason in reasons if reason]
 
 
+def misses_budget(seconds: float, budget: float) -> bool:
+    """Return True if a training took over 5 % more or less than its budget of time."""
+    return abs(math.log(seconds / budget)) > math.log1p(MOST_UNEQUAL)
+
+
 def _describe_missed_budget(
     finals: pd.DataFrame, arms: Mapping[tuple[str, int], Arm], budget: float
 ) -> str:
@@ -155,7 +160,7 @@ def _describe_missed_budget(
     missed = []
     for key, arm in arms.items():
         seconds = float(medians.get(key, math.nan))
-        if abs(math.log(seconds / budget)) > math.log1p(MOST_UNEQUAL):
+        if misses_budget(seconds, budget):
             missed.append(f"{format_seconds(seconds)} at {arm.label}")
     if not missed:
         return ""

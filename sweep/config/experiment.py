@@ -72,7 +72,7 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
-    price: Annotated[float | None, Field(gt=0), RunFlag(Group.DEVICES)] = None
+    price: Annotated[float | None, Field(gt=0, le=1e9), RunFlag(Group.DEVICES)] = None
     """Price of a device for an hour, in any currency: what each batch size's training costs."""
     max_seeds: Annotated[Count, Field(ge=3, le=20), RunFlag(Group.TUNING)] = 20
     """Most seeds per batch size with --seeds auto, at most 20."""

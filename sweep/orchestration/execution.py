@@ -97,17 +97,36 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
 
 def reason_for_eager_steps(plan: Plan, machine: Machine) -> str | None:
     """Return why steps are not compiled; None if they are."""
+    reason = _reason_against_compiling(plan, machine)
+    if reason is None and plan.execution.device == "cpu":
+        reason = _reason_by_length(plan)
+    return reason
+
+
+def compile_as_timed(plan: Plan, is_compiled: bool, is_elsewhere: bool) -> Plan:
+    """Return the plan with steps that are compiled, or not, as those whose times it takes.
+
+    Whether compiling pays then does not count, but whether it is possible here does.
+    """
+    if is_compiled == plan.execution.compile:
+        return plan
+    if is_compiled:
+        machine = inspect_machine(plan.execution, is_elsewhere)
+        if _reason_against_compiling(plan, machine):
+            return plan
+    text = "torch.compile" if is_compiled else "eager"
+    reason = f"{text}: as the steps were timed"
+    return plan.with_execution(compile=is_compiled, compile_reason=reason)
+
+
+def _reason_against_compiling(plan: Plan, machine: Machine) -> str | None:
+    """Return why steps cannot be compiled; None if they can."""
     execution = plan.execution
     device = execution.device
-    is_cpu = device == "cpu"
-    if is_cpu and execution.device_memory_bytes is not None:
+    if device == "cpu" and execution.device_memory_bytes is not None:
         return "a memory limit on a CPU counts the tensors of every operation"
     if device == "mps":
         return f"compiling is not supported on {device}"
-
-    reason = _reason_by_length(plan)
-    if is_cpu and reason:
-        return reason
     if not machine.can_compile:
         return "no compiler on this machine"
     return None

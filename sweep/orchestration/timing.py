@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from sweep.errors import CorruptFile, FolderInUse, SweepError, WorkerDied, cut
 from sweep.orchestration.execution import (
     Machine,
     bound_by_memory,
+    compile_as_timed,
     decide_execution,
     inspect_machine,
     reason_for_eager_steps,
@@ -323,8 +324,10 @@ def fix_tokens_by_file(planned: Planned, services: Services) -> Planned:
     """
     if services.timing is None or not planned.plan.awaits_times:
         return planned
-    timing = load_timing(Path(services.timing), planned.plan)
-    if not find_executor(services.executor).is_elsewhere:
+    is_elsewhere = find_executor(services.executor).is_elsewhere
+    plan, timing = load_timing(Path(services.timing), planned.plan, is_elsewhere)
+    planned = replace(planned, plan=plan)
+    if not is_elsewhere:
         device = run_job(name_device, planned.plan.execution.device)
         if timing.device != device:
             raise SweepError(
@@ -368,18 +371,22 @@ def _time_plan(plan: Plan, folder: SweepFolder) -> Timing:
     return timing
 
 
-def load_timing(path: Path, plan: Plan) -> Timing:
-    """Read a timing.json that fixes the tokens of a plan, and refuse one of other steps."""
+def load_timing(path: Path, plan: Plan, is_elsewhere: bool = False) -> tuple[Plan, Timing]:
+    """Read a timing.json that fixes the tokens of a plan, and refuse one of other steps.
+
+    The plan is returned too: its steps are compiled if those of the file were.
+    """
     timing = read_timing_file(path)
     if timing is None:
         raise SweepError(f"{path} must exist. Write it by `sweep time`.")
+    plan = compile_as_timed(plan, bool(timing.execution.get("compile")), is_elsewhere)
     difference = _difference_of_steps(timing, plan)
     if difference:
         raise SweepError(
             f"{path} must time the steps of this sweep, but {difference}. Call `sweep time` for a "
             "sweep like this one."
         )
-    return timing
+    return plan, timing
 
 
 def _difference_of_steps(timing: Timing, plan: Plan) -> str:

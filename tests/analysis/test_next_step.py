@@ -298,3 +298,10 @@ def test_seeds_that_give_equal_results_are_named_as_the_reason(tmp_path):
     answer = load_sweep(tmp_path / "s").answer()
     assert answer.provisional and answer.settle is None
     assert "same result at batch size 4 and 16" in answer.settle_reason
+
+
+def test_trainings_that_missed_their_budget_of_time_are_repeated_in_another_folder():
+    sweep = load_sweep("results/published/one-minute")
+    assert "Trainings were to take 60 s, but took" in sweep.answer().reasons[0]
+    command = sweep.next_step.command
+    assert "--budget 60s" in command and command.endswith("--out results/one-minute-2")

@@ -25,6 +25,7 @@ from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.timing import fix_tokens, load_timing
 from sweep.plan.plan import load_plan
 from sweep.report.report import write_report
+from sweep.training.device import has_compiler
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
 from sweep.trial.timing import read_timing, write_timing
@@ -155,6 +156,20 @@ def test_a_file_of_other_steps_is_refused(tmp_path, fields, difference):
     write_timing(SweepFolder(tmp_path), timing_for(plan, **fields))
     with pytest.raises(SweepError, match=difference):
         load_timing(tmp_path / "timing.json", plan)
+
+
+def test_steps_are_compiled_if_those_of_the_file_were(tmp_path):
+    plan = plan_in(tmp_path / "s")[0].plan
+    execution = plan.execution.model_copy(update={"compile": True})
+    write_timing(SweepFolder(tmp_path), timing_for(plan, execution=execution))
+    assert not plan.execution.compile and has_compiler("cpu")
+    compiled, _ = load_timing(tmp_path / "timing.json", plan)
+    assert compiled.execution.compile
+    assert "as the steps were timed" in compiled.execution.compile_reason
+
+    write_timing(SweepFolder(tmp_path), timing_for(plan))
+    eager, _ = load_timing(tmp_path / "timing.json", compiled)
+    assert not eager.execution.compile
 
 
 def test_a_file_that_lacks_a_batch_size_or_rounds_or_is_missing_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import math
 import os
 import sys
 import webbrowser
@@ -46,6 +47,21 @@ def out_folder(text: str) -> Path:
     refuse_links(Path(text))
     refuse_unwritable(Path(text))
     return Path(text)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers above 0; NaN is in none."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(0, most, min_open=True)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"must be a number, got {value}", param, ctx)
+        return number
 
 
 number_option = partial(click.option, type=click.IntRange(1), metavar="N")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.commands.arguments import json_option, out_folder, sweep_folder
+from sweep.cli.commands.arguments import FiniteRange, json_option, out_folder, sweep_folder
 from sweep.cli.options import SettingsCommand, echo, print_document
 from sweep.errors import SweepError
 from sweep.trial.lease import Lease, is_locked
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sweep.trial.folder import SweepFolder
 
 LOG = logging.getLogger(__name__)
-RATE = click.FloatRange(0, 1000, min_open=True)
+RATE = FiniteRange(1000)
 
 
 @click.command(cls=SettingsCommand)

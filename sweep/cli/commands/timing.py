@@ -5,21 +5,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.commands.arguments import folder_argument, json_option, number_option
+from sweep.cli.commands.arguments import FiniteRange, folder_argument, json_option, number_option
 from sweep.cli.options import SettingsCommand, print_document
 
 if TYPE_CHECKING:
     from sweep.trial.folder import SweepFolder
 
 LOG = logging.getLogger(__name__)
-SECONDS = click.FloatRange(0, 86_400, min_open=True)
+SECONDS = FiniteRange(86_400)
+THREADS = click.IntRange(1, 1024)
 SECONDS_HELP = "Seconds for each batch size, unless its least steps take longer."
 
 
 @click.command("time", cls=SettingsCommand)
 @folder_argument
 @json_option
-@number_option("--threads", help="CPU threads; by default those of the sweep.")
+@number_option("--threads", type=THREADS, help="CPU threads; by default those of the sweep.")
 @click.option("--seconds", type=SECONDS, default=5.0, metavar="N", help=SECONDS_HELP)
 def time_steps(
     folder: "SweepFolder",
