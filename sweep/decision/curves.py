@@ -37,6 +37,7 @@ TIE = 1e-7  # residuals of equal fits differ by this share of the total: the gri
 PARAMETERS = 4  # level, lowest point, curvature and ratio
 LOWEST_POINTS = 41  # that are tried in each round
 ROUNDS = 3  # each narrows the range of the lowest points
+USUAL_SIZES = 5  # batch sizes for whose shift a rate is chosen; it does not depend on the others
 CANDIDATES = 9  # rates between the least and the largest optimum, of which one is used
 
 
@@ -221,7 +222,7 @@ def bound_rates(
     curves = _possible_curves(points, noise)
     regret, least, largest = curves.regrets(used)
 
-    shift = np.maximum(largest_shift(compared) / np.sqrt(points.seeds), points.spread)
+    shift = _shift(points, compared)
     least, largest = _with_other_seeds(curves, used, shift, least, largest)
     return RateBounds(
         optimum=curves.optimum,
@@ -245,18 +246,30 @@ def _with_other_seeds(
     """Return the least and the largest regret if the best rate may also shift with the seeds.
 
     The errors of the fit and the shift are independent errors of one log rate, and are combined by
-    their squares; a regret is the mean curvature times the squared distance from the lowest point.
+    their squares. The lowest point may lie on either side of the rate used, which has the curvature
+    of that side. On a flat line nothing changes.
     """
-    curvature = curves.curvature * (1 + curves.ratio) / 2
-    curvature = np.where(curvature > 0, curvature, np.nan)  # nothing changes on a flat line
+    above = curves.curvature * curves.ratio
+    is_above = used > curves.optimum
+    own = np.where(is_above, above, curves.curvature)
+    other = np.where(is_above, curves.curvature, above)
+    own = np.where(own > 0, own, np.nan)
+
     distance = np.abs(used - curves.optimum)
-    beyond = np.fmax(np.sqrt(largest / curvature) - distance, 0.0)
-    short = np.fmax(distance - np.sqrt(least / curvature), 0.0)
-    farthest = distance + np.hypot(beyond, shift)
+    beyond = np.fmax(np.sqrt(largest / own) - distance, 0.0)
+    short = np.fmax(distance - np.sqrt(least / own), 0.0)
+    reach = np.hypot(beyond, shift)
     nearest = np.fmax(distance - np.hypot(short, shift), 0.0)
-    least = np.fmin(least, curvature * np.square(nearest))
-    largest = np.fmax(largest, curvature * np.square(farthest))
+    across = np.fmax(reach - distance, 0.0)
+    least = np.fmin(least, own * np.square(nearest))
+    largest = np.fmax(largest, own * np.square(distance + reach))
+    largest = np.fmax(largest, other * np.square(across))
     return least, largest
+
+
+def _shift(points: RatePoints, compared: int) -> Floats:
+    """Return how far the best rate of the final seeds may lie from that of the tuning seeds."""
+    return np.asarray(np.fmax(largest_shift(compared) / np.sqrt(points.seeds), points.spread))
 
 
 def largest_shift(compared: int) -> float:
@@ -271,14 +284,20 @@ def largest_shift(compared: int) -> float:
 def rates_to_use(points: RatePoints) -> Floats:
     """Return the log rate whose largest possible regret is the least; without a fit, the best rate.
 
-    It is no higher than the highest rate near the best that did not diverge.
+    It allows for other best rates of other seeds, and is no higher than the highest rate near the
+    best that did not diverge.
     """
     curves = _possible_curves(points, np.zeros(points.seeds.shape))
+    shift = _shift(points, USUAL_SIZES)
     steps = np.linspace(0.0, 1.0, CANDIDATES)
     range_of_optimum = curves.optimum_high - curves.optimum_low
-    candidates = [curves.optimum_low + step * range_of_optimum for step in steps]
-    largest_regrets = np.stack([curves.regrets(candidate)[2] for candidate in candidates])
-    safest = largest_regrets.argmin(0)
+    largest_regrets = []
+    for step in steps:
+        candidate = curves.optimum_low + step * range_of_optimum
+        _, least, largest = curves.regrets(candidate)
+        _, largest = _with_other_seeds(curves, candidate, shift, least, largest)
+        largest_regrets.append(largest)
+    safest = np.argmin(largest_regrets, axis=0)
     log_rates = curves.optimum_low + steps[safest] * range_of_optimum
     return _measured_or(log_rates, points)
 

@@ -544,3 +544,64 @@ def test_a_batch_size_without_times_is_not_known_to_have_had_equal_time():
     answer = sweep.answer(timed_table({2: 590.0, 4: math.nan, 8: 592.0}))
     assert answer[4].seconds is None and not answer.decided
     assert "took equally long is not known" in " ".join(answer.reasons)
+
+
+def test_a_batch_size_without_any_result_is_named_and_leaves_the_answer_open():
+    trials = table(CLOSE, noise=1e-4, seconds={2: 30.0, 4: 20.0, 8: 10.0})
+    has_failed = (trials["batch_size"] == 8) & (trials["stage"] == "final")
+    trials.loc[has_failed, "final_valid_loss"] = np.nan
+    trials.loc[has_failed, "state"] = "FAILED"
+    trials.loc[has_failed, "cause"] = "out_of_memory"
+    answer = sweep.answer(trials)
+    assert answer[8].mean is None and not answer.decided
+    text = " ".join(describe(answer))
+    assert "Batch size 8 is not compared: it has no result." in text
+    assert "of those tried" not in text and "Larger batch sizes" not in text
+    assert answer.fewest_steps.candidates == [4]
+
+
+def test_a_batch_size_that_may_be_as_fast_is_named():
+    seconds = {2: 20.0, 4: 20.0, 8: 10.0}
+    trials = table(CLOSE, seeds=8, noise=1e-4, seconds=seconds, device="cpu: one")
+    assert "may be as fast)" in sweep.answer(trials).headline
+
+
+def test_the_choice_of_the_fewest_tokens_is_one_of_its_candidates():
+    losses = {2: 1.0, 4: 1.005, 8: 1.5}
+    answer = sweep.answer(table(losses, noise=1e-4, seconds={2: 30.0, 4: 20.0, 8: 10.0}))
+    assert answer.candidates == [2]
+    assert (answer.fewest_tokens.batch_size, answer.fewest_tokens.candidates) == (4, [2, 4])
+    asked = sweep.answer(timed_to_target({2: 40.0, 4: 20.0, 8: 30.0}, seeds=12), tolerance=0.2)
+    assert asked.fewest_tokens.batch_size == asked.recommended == 4
+    assert asked.headline.endswith("With the fewest tokens: 2.")
+
+
+def test_one_seed_gives_a_best_rate_without_an_interval():
+    answer = sweep.answer(table(CLOSE, seeds=1))
+    for row in answer.batch_sizes:
+        assert row.best_learning_rate == pytest.approx(RATES.get(row.batch_size, 1e-3), rel=0.2)
+        assert row.learning_rate_interval is None and row.regret_interval is None
+
+
+def test_the_soonest_is_named_if_batch_sizes_that_share_no_seed_contradict_each_other():
+    trials = timed_to_target({2: 20.0, 4: 20.0, 8: 20.0}, seeds=24)
+    better = {(0, 2): 0, (0, 4): 1, (1, 4): 0, (1, 8): 1, (2, 8): 0, (2, 2): 1}
+    finals = trials["stage"] == "final"
+    for index, row in trials[finals].iterrows():
+        rank = better.get((row["seed"] // 8, row["batch_size"]))
+        if rank is None:
+            trials = trials.drop(index)
+        else:
+            trials.loc[index, "tokens_to_target"] = math.exp(13 + rank + 1e-3 * (row["seed"] % 8))
+    answer = sweep.answer(trials)
+    assert answer.soonest.batch_size in answer.soonest.candidates
+
+
+def test_a_soonest_that_was_trained_off_its_best_rate_is_timed_at_it():
+    trials = timed_to_target({2: 30.0, 4: 40.0, 8: 60.0}, seeds=12)
+    is_off = (trials["batch_size"] == 2) & (trials["stage"] == "final")
+    trials.loc[is_off, "learning_rate"] *= 2.0
+    trials.loc[is_off, "tokens_to_target"] *= math.exp(0.1 * math.log(2) ** 2)
+    answer = sweep.answer(trials)
+    assert answer.soonest.batch_size == 2 and "at its best rate" in answer.soonest.basis
+    assert answer.soonest.value < answer[2].seconds

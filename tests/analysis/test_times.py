@@ -164,3 +164,36 @@ def test_at_equal_tokens_a_worse_and_slower_batch_size_is_dominated():
 def test_no_batch_size_has_the_fewest_steps_if_none_is_known_to_be_within():
     side = find_fewest_steps([], finals((10.0,) * 3), LOSS)
     assert side.batch_size is None and "within 0.01" in side.reason
+
+
+def test_unequal_tokens_count_in_what_is_dominated():
+    decision = decision_of([1.0, 1.1, 1.2])
+    trials = finals((10.0, 9.0, 5.0))
+    trials["token_budget"] = trials["batch_size"].map({2: 1600.0, 4: 800.0, 8: 1600.0})
+    times = known_times(trials, SIZES, None, timing((1.0, 1.8, 0.5)))
+    assert find_dominated(decision, times, LOSS) == [False, False, False]
+
+
+def test_steps_that_were_timed_elsewhere_get_an_interval_with_the_error_of_the_seeds():
+    trials = finals((10.0, 20.0, 5.0), seeds=3, device="cpu: other")
+    trials["target"] = 3.3
+    trials["steps_taken"] *= 1 + 0.1 * (trials["seed"] - 1)
+    seconds = known_times(trials, SIZES, None, timing((1.0, 2.0, 0.5))).seconds[2]
+    exact = known_times(trials.assign(target=np.nan), SIZES, None, timing((1.0, 2.0, 0.5)))
+    assert seconds.is_interval and seconds.median == pytest.approx(
+        exact.seconds[2].median, rel=0.01
+    )
+    assert seconds.low < 0.8 * seconds.median and seconds.high > 1.2 * seconds.median
+
+    two = known_times(trials[trials["seed"] < 2], SIZES, None, timing((1.0, 2.0, 0.5)))
+    assert not two.seconds[2].is_interval
+
+
+def test_steps_are_used_although_one_batch_size_has_neither_values_nor_times():
+    trials = finals((10.0, 20.0, 5.0))
+    trials.loc[trials["batch_size"] == 8, "value"] = np.nan
+    times = known_times(trials, SIZES, None, timing((1.0, 2.0), sizes=(2, 4)))
+    assert times.sizes == SIZES and times.unknown == [8]
+    assert times.ratios[4, 2].median == pytest.approx(2.0)
+    decision = decision_of([1.0, 1.1, np.nan])
+    assert find_dominated(decision, times, LOSS) == [False, True, None]
