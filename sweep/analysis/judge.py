@@ -240,6 +240,8 @@ def _decide_policy(
         errors = errors_of_amounts(*ratios, _slopes_of(finals, index))
         decision = replace(decision_with_times, other_errors=errors)
         decision_with_times = decision
+    elif "time_budget_seconds" in finals and finals["time_budget_seconds"].notna().any():
+        reasons_of_amounts = ["The trials had different budgets of time, or some had none."]
     elif not objective.is_ratio and finals["valid_slope"].notna().any():
         tokens = finals.groupby(["label", "batch_size"])["token_budget"].max().reindex(index)
         log_ratios = token_ratios(tokens.to_list())

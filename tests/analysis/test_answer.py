@@ -605,3 +605,10 @@ def test_a_soonest_that_was_trained_off_its_best_rate_is_timed_at_it():
     answer = sweep.answer(trials)
     assert answer.soonest.batch_size == 2 and "at its best rate" in answer.soonest.basis
     assert answer.soonest.value < answer[2].seconds
+
+
+def test_trials_with_different_budgets_of_time_are_answered_provisionally():
+    trials = timed_table({2: 590.0, 4: 588.0, 8: 592.0})
+    trials.loc[trials["batch_size"] == 4, "time_budget_seconds"] = 500.0
+    answer = sweep.answer(trials)
+    assert answer.provisional and "different budgets of time" in " ".join(answer.reasons)
