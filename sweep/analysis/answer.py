@@ -23,14 +23,13 @@ from sweep.analysis.answer_data import (
     join,
     side_of_losses,
 )
-from sweep.analysis.sentences import BEST, BEST_OF_COMPARED, describe
+from sweep.analysis.sentences import best_of, describe
 from sweep.analysis.sides import (
     AT_EQUAL_TIME,
+    compare_times,
     find_dominated,
     find_fewest_steps,
     find_soonest,
-    known_to_be_slower,
-    relative_log_times,
     unknown_side,
 )
 from sweep.analysis.tables import Estimate
@@ -52,7 +51,6 @@ from sweep.decision.decision import (
 )
 
 DEFAULT_SETTINGS = AnswerSettings()
-FASTEST = "the fastest"
 
 
 class Answer(AnswerData):
@@ -296,6 +294,8 @@ def _find_fewest_tokens(
     """Return the batch size to use if tokens count: the fastest of those that need the fewest."""
     recommended, basis = _recommend(rows, comparison)
     reasons = comparison.times.reasons
+    within = [row for row in rows if row.tolerance_verdict == WITHIN]
+    is_chosen_by_time = len(within) > 1
     of_size = comparison.finals[comparison.finals["batch_size"] == recommended]
     tokens = float(of_size["tokens_taken"].median())
     return Side(
@@ -304,7 +304,7 @@ def _find_fewest_tokens(
         basis=basis,
         value=tokens if math.isfinite(tokens) else None,
         interval=None,
-        reason=" ".join(reasons) if reasons and basis.startswith(FASTEST) else None,
+        reason=" ".join(reasons) if reasons and is_chosen_by_time else None,
     )
 
 
@@ -344,8 +344,7 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
 
     if len(eligible) == 1:
         if [row.batch_size for row in rows if row.may_be_best] == eligible:
-            all_are_compared = all(row.mean is not None for row in rows)
-            return eligible[0], BEST if all_are_compared else BEST_OF_COMPARED
+            return eligible[0], best_of(rows)
         return eligible[0], f"the only one that is known to be {close}"
 
     if comparison.time_budget_seconds is not None:
@@ -356,15 +355,15 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
     if unknown:
         why = f"the time at batch size {join(unknown)} is not known"
         return eligible[-1], f"the largest, and usually the fastest, of those {close}; {why}"
-    times = relative_log_times(decision, comparison.times, objective)
-    fastest = min(eligible, key=lambda size: times[comparison.times.sizes.index(size)])
-    basis = f"{FASTEST} of those {close}"
+    sizes = comparison.times.sizes
+    ratios = compare_times(comparison.decision_with_times, comparison.times, objective)
+    fastest = min(eligible, key=lambda size: ratios.relative_times[sizes.index(size)])
+    basis = f"the fastest of those {close}"
     if comparison.times.reasons:
         return fastest, f"{basis}, as far as their times are known"
-    slower = known_to_be_slower(
-        comparison.decision_with_times, comparison.times, objective, fastest
-    )
-    as_fast = [size for size in eligible if size not in {fastest, *slower}]
+    is_slower = ratios.low[:, sizes.index(fastest)] > 0
+    others = [size for size in eligible if size != fastest]
+    as_fast = [size for size in others if not is_slower[sizes.index(size)]]
     if as_fast:
         basis += f" ({join(as_fast, 'or')} may be as fast)"
     return fastest, basis

@@ -41,9 +41,9 @@ class BatchSizeAnswer:
     regret_interval: tuple[float, float] | None
     microbatch_size: int | None
     seconds: float | None  # median time of a training, or to the target; None if it is not known
-    seconds_interval: tuple[float, float] | None  # of the median; None with too few times
+    seconds_interval: tuple[float, float] | None  # the median's; None with too few times
     seconds_range: tuple[float, float] | None  # least and largest time
-    price: float | None  # of that time on its devices; None without a price per hour
+    price: float | None  # that of this time on its devices; None without a price per hour
     price_interval: tuple[float, float] | None  # as the time has one
     price_range: tuple[float, float] | None
     dominated: bool | None  # whether another batch size is better and sooner; None: not known

@@ -252,7 +252,7 @@ def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[f
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = trials[trials["has_curve"]]
     trials = trials.assign(per_token=trials[measure] / trials["tokens"])
-    if measure == "seconds":  # of equal trials, which other programs may have slowed
+    if measure == "seconds":  # other programs may have slowed some of the equal trials
         trials["per_token"] = trials.groupby("batch_size")["per_token"].transform("median")
     trials = trials.dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())

@@ -21,7 +21,6 @@ from sweep.analysis.checks import Check
 from sweep.analysis.checks.table import (
     TrialTable,
     prepare,
-    read_execution,
     rows_of_trials,
     time_budget_of,
 )
@@ -36,8 +35,7 @@ from sweep.decision.decision import Decision
 from sweep.decision.equal_amounts import ERROR, errors_of_amounts, token_ratios
 from sweep.decision.proposal import answering_command
 from sweep.plan.plan import Plan
-from sweep.trial.files import canonical_json
-from sweep.trial.timing import Timing, timed_settings
+from sweep.trial.timing import Timing
 
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
@@ -179,7 +177,6 @@ def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
     finals = finals[has_value | ~has_value.groupby(arms).transform("any")].copy()
     trained = finals["token_budget"].astype(float)
     finals["tokens_taken"] = trained
-    finals["timed_settings"] = finals["execution"].map(_timed_settings_of)
     finals["seconds_per_token"] = finals["seconds_training"] / trained
     if trained.isna().any() and not objective.is_ratio:  # a table, whose trials have equal tokens
         finals["seconds_per_token"] = finals["seconds_training"]
@@ -191,12 +188,6 @@ def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
         for name in ("tokens_taken", "steps_taken", "seconds_training"):
             finals[name] *= share
     return finals
-
-
-def _timed_settings_of(execution: str | None) -> str | None:
-    """Return the settings on which the time of a step depends, as text; None if not known."""
-    settings = read_execution(execution)
-    return canonical_json(timed_settings(settings)) if settings else None
 
 
 def _rates_of_finals(

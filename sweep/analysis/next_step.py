@@ -6,7 +6,6 @@ sentence says what would settle the answer.
 
 import contextlib
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -192,7 +191,7 @@ class _Search:
         if step is None:
             step = self._resume(sizes)
         if step is None:
-            step = self._repeat_missed_budget(sizes)
+            step = self._repeat_missed_budget(sizes, tuned)
         if step is None:
             step = self._tune_again(sizes, tuned)
         if step is None and not tuned.is_settled:
@@ -256,20 +255,15 @@ class _Search:
                 return self._step(proposal)
         return None
 
-    def _repeat_missed_budget(self, sizes: Sequence[int]) -> NextStep | None:
+    def _repeat_missed_budget(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:
         """Propose a new sweep if trainings did not take the budget of time: tokens are fixed."""
         budget = self.plan.settings.time_budget_seconds
         if budget is None:
             return None
-        finals = [record for record in self.records if record.row.stage == "final"]
-        for size in sizes:
-            seconds = [
-                record.time.seconds
-                for record in finals
-                if record.row.batch_size == size and record.time is not None
-            ]
-            if seconds and misses_budget(statistics.median(seconds), budget):
-                return self._step(self._elsewhere(sizes))
+        rows = chain.from_iterable(answer.batch_sizes for answer in tuned.answers)
+        times = [row.seconds for row in rows if row.seconds is not None]
+        if any(misses_budget(seconds, budget) for seconds in times):
+            return self._step(self._elsewhere(sizes))
         return None
 
     def _has_no_rate(self, arm: Arm) -> bool:

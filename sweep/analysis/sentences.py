@@ -16,6 +16,11 @@ BEST = "the best of those tried"
 BEST_OF_COMPARED = "the best of those compared"
 
 
+def best_of(rows: Sequence[BatchSizeAnswer]) -> str:
+    """Name the best batch size by whether all those tried were compared."""
+    return BEST if all(row.mean is not None for row in rows) else BEST_OF_COMPARED
+
+
 def describe(answer: AnswerData) -> list[str]:
     """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
     lines = _describe_sizes(answer)
@@ -154,8 +159,7 @@ def _describe_best(answer: AnswerData) -> list[str]:
     if is_compared and best != [answer.recommended]:
         texts.append(f"The best may be batch size {join(best, 'or')}.")
     elif is_compared and not answer.basis.startswith((BEST, BEST_OF_COMPARED)):
-        all_are_compared = all(row.mean is not None for row in answer.batch_sizes)
-        texts.append(f"It is {BEST if all_are_compared else BEST_OF_COMPARED}.")
+        texts.append(f"It is {best_of(answer.batch_sizes)}.")
 
     smallest = answer.batch_sizes[0].batch_size
     largest = answer.batch_sizes[-1].batch_size

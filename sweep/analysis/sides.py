@@ -27,10 +27,10 @@ AT_EQUAL_TIME = (
 
 
 @dataclass(frozen=True, eq=False)
-class TimesToTarget:
-    """Log ratios of the times to a target loss, row over column, (k, k)."""
+class LogTimeRatios:
+    """Log ratios of the times of trainings, row over column, (k, k), with bounds."""
 
-    estimate: Floats
+    estimate: Floats  # NaN if it is not known
     low: Floats
     high: Floats
 
@@ -40,14 +40,22 @@ class TimesToTarget:
         excess = self.low.max(-1)
         return np.asarray(excess <= np.maximum(excess.min(), 0.0))
 
+    @property
+    def relative_times(self) -> Floats:
+        """The log times up to a constant, (k,)."""
+        reference = int(np.isfinite(self.estimate).sum(0).argmax())
+        return np.asarray(self.estimate[:, reference])
 
-def times_to_target(decision: Decision, times: Times) -> TimesToTarget:
-    """Combine the tokens to a target with the times per token.
 
-    `decision` is about the logarithms of the tokens. The bounds hold for the trainings at the rates
-    used and at the best rates. The errors of tokens and times are added, so that they hold if both
-    of theirs do.
+def compare_times(decision: Decision, times: Times, objective: Objective) -> LogTimeRatios:
+    """Compare the times of trainings: on their tokens, or to a target.
+
+    With a target, `decision` is about the logarithms of the tokens. The bounds then hold for the
+    trainings at the rates used and at the best rates. The errors of tokens and times are added, so
+    that they hold if both of theirs do.
     """
+    if not objective.is_ratio:
+        return LogTimeRatios(*times.log_ratios_of_trainings)
     tokens_low, tokens_high = decision.differences
     used_low, used_high = decision.differences_of_rates_used
     tokens = decision.best_estimate[:, None] - decision.best_estimate[None, :]
@@ -56,27 +64,7 @@ def times_to_target(decision: Decision, times: Times) -> TimesToTarget:
     high = np.fmax(tokens_high, used_high) + time_high
     np.fill_diagonal(low, 0.0)
     np.fill_diagonal(high, 0.0)
-    return TimesToTarget(estimate=tokens + time, low=low, high=high)
-
-
-def known_to_be_slower(
-    decision: Decision, times: Times, objective: Objective, than: int
-) -> list[int]:
-    """Return the batch sizes whose trainings are known to take longer than those of another one."""
-    _, low, _ = times.log_ratios_of_trainings
-    if objective.is_ratio:
-        low = times_to_target(decision, times).low
-    is_slower = low[:, times.sizes.index(than)] > 0
-    return [size for size, slower in zip(times.sizes, is_slower, strict=True) if slower]
-
-
-def relative_log_times(decision: Decision, times: Times, objective: Objective) -> Floats:
-    """Return the log times of trainings up to a constant, (k,); NaN if one is not known."""
-    estimate, _, _ = times.log_ratios_of_trainings
-    if objective.is_ratio:
-        estimate = times_to_target(decision, times).estimate
-    reference = int(np.isfinite(estimate).sum(0).argmax())
-    return np.asarray(estimate[:, reference])
+    return LogTimeRatios(estimate=tokens + time, low=low, high=high)
 
 
 def find_dominated(decision: Decision, times: Times, objective: Objective) -> list[bool | None]:
@@ -87,15 +75,11 @@ def find_dominated(decision: Decision, times: Times, objective: Objective) -> li
     k = len(times.sizes)
     if times.reasons or not times.has_intervals:
         return [None] * k
-    if objective.is_ratio:
-        to_target = times_to_target(decision, times)
-        time_low, time_high = to_target.low, to_target.high
-    else:
-        _, time_low, time_high = times.log_ratios_of_trainings
+    ratios = compare_times(decision, times, objective)
     is_compared = np.isfinite(decision.mean)
     worse_low, worse_high = decision.differences
-    is_worse = (worse_low > 0) & (time_low > 0)
-    is_not = (worse_high < 0) | (time_high < 0) | np.eye(k, dtype=bool) | ~is_compared
+    is_worse = (worse_low > 0) & (ratios.low > 0)
+    is_not = (worse_high < 0) | (ratios.high < 0) | np.eye(k, dtype=bool) | ~is_compared
     dominated: list[bool | None] = []
     for index in range(k):
         if not is_compared[index]:
@@ -127,7 +111,7 @@ def find_soonest(
         where = f"batch size {join(unknown)}"
         return unknown_side(f"The time to the target is not known at {where}.")
 
-    to_target = times_to_target(decision, times)
+    to_target = compare_times(decision, times, objective)
     candidates = [size for size in compared if to_target.may_be_soonest[times.sizes.index(size)]]
     at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
     chosen = min(candidates, key=lambda size: at_best_rates[size].median)

@@ -31,9 +31,9 @@ class Times:
     """The times of batch sizes, each for the tokens that it trains on."""
 
     sizes: tuple[int, ...]
-    seconds: Mapping[int, TimeEstimate]  # of one training; a batch size without times is missing
+    seconds: Mapping[int, TimeEstimate]  # a training's; a batch size without times is missing
     ratios: Mapping[tuple[int, int], TimeEstimate]  # of seconds per token, the first over the other
-    tokens: Mapping[int, float]  # of one training, if they are known and may differ
+    tokens: Mapping[int, float]  # that one training has; missing, or NaN, if they are not known
     device: str  # "" if it is not known
     is_elsewhere: bool  # whether the trials ran on another device, or with other settings
     reasons: tuple[str, ...]  # why statements about times are provisional, sentences
@@ -52,9 +52,10 @@ class Times:
     @property
     def log_ratios_of_trainings(self) -> tuple[Floats, Floats, Floats]:
         """Those of `log_ratios`, for the tokens that each batch size trains on."""
-        tokens = np.log([self.tokens.get(size, 1.0) for size in self.sizes])
+        tokens = np.log([self.tokens.get(size, math.nan) for size in self.sizes])
         more = tokens[:, None] - tokens[None, :]
         estimate, low, high = self.log_ratios
+        np.fill_diagonal(more, 0.0)
         return estimate + more, low + more, high + more
 
     @property
@@ -83,8 +84,8 @@ def known_times(
 
     Args:
         finals: the final trials that ended: batch_size, value, device, execution,
-            timed_settings, microbatch_size, steps, token_budget, target, seconds_per_token,
-            seconds_training and steps_taken (both up to a target, if there is one).
+            microbatch_size, steps, target, seconds_per_token, seconds_training and steps_taken
+            (both up to a target, if there is one).
         sizes: the batch sizes, ascending.
         optimizer: as in timing.json, None if the sweep has only one.
         timing: measured steps, None without any. They count if all batch sizes with values have
@@ -258,11 +259,10 @@ def _times_of_rounds(
 
 
 def _tokens_of(trials: pd.DataFrame) -> dict[int, float]:
-    """Return the tokens of a training by batch size; none if those of one are not known."""
-    medians = trials.groupby("batch_size")["token_budget"].median()
-    tokens = {int(size): float(count) for size, count in zip(medians.index, medians, strict=True)}
-    is_known = np.isfinite([*tokens.values()]).all()
-    return tokens if is_known else {}
+    """Return the tokens of a training by batch size, in the unit of `seconds_per_token`."""
+    tokens = trials["seconds_training"] / trials["seconds_per_token"]
+    medians = tokens.groupby(trials["batch_size"]).median()
+    return {int(size): float(count) for size, count in zip(medians.index, medians, strict=True)}
 
 
 def _seconds_of_steps(trials: pd.DataFrame, seconds_per_step: Sequence[float]) -> TimeEstimate:
@@ -318,7 +318,8 @@ def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[s
 def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
     """Return times of trials that ran one after the other, if they ran alike."""
     devices = sorted({*trials["device"].dropna()})
-    is_one_machine = len(devices) <= 1 and trials["timed_settings"].nunique() <= 1
+    settings = [time.settings for time in _times_of(trials) if time.settings is not None]
+    is_one_machine = len(devices) <= 1 and all(other == settings[0] for other in settings)
     per_token: dict[int, list[float]] = {}
     seconds: dict[int, TimeEstimate] = {}
     for size in sizes:

@@ -45,7 +45,7 @@ class TunedRate:
     @cached_property
     def fit(self) -> RateBounds:
         """The curve that fits best, with NaN if there is none; its bounds do not count."""
-        return bound_rates(self.points, np.zeros(()), np.zeros(()))
+        return bound_rates(self.points, np.zeros(()), np.zeros(()), compared=1)
 
     @property
     def optimum(self) -> float | None:

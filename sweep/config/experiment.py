@@ -68,7 +68,7 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     """
 
     pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
-    """What counts: tokens, time or steps; by default time with a target or a budget of time."""
+    """Recommend by tokens, time or steps; by default time with a target or a budget of time."""
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""

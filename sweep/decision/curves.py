@@ -206,9 +206,7 @@ def _measured_or(log_rates: Floats, points: RatePoints) -> Floats:
     return np.asarray(np.where(np.isnan(log_rates), measured, np.minimum(log_rates, highest)))
 
 
-def bound_rates(
-    points: RatePoints, variance: Floats, used: Floats, compared: int = 2
-) -> RateBounds:
+def bound_rates(points: RatePoints, variance: Floats, used: Floats, compared: int) -> RateBounds:
     """Fit the curves, and allow for another best rate of the seeds of the final trials.
 
     Args:

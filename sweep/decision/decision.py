@@ -26,7 +26,7 @@ LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decide
 DRAWS = 40_000  # simulated sweeps per critical value
 CHUNK = 2_000  # sweeps simulated at once
 ROUNDING = 1e-12  # relative error of a loss
-PRIOR_DEGREES = 5.0  # of the variance of the other pairs, by which a pair's own is moderated
+PRIOR_DEGREES = 5.0  # weight of the other pairs' variance, by which a pair's own is moderated
 RATIOS_OF_NOISE = (3.0, 10.0)  # standard deviations of noisy batch sizes over the others'
 
 Flags = NDArray[np.bool_]

@@ -26,7 +26,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True)
 class TrialTime:
-    """The training time of a trial, and what it depends on; None where that is not known."""
+    """The training time of a trial, and the facts that it depends on; None if not known."""
 
     seconds: float
     steps: float

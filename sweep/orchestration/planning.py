@@ -39,7 +39,7 @@ class Planned:
     requested: tuple[str, ...]  # ids of the trials that the command names
     experiment: Experiment  # the command's; the plan's settings are those of the whole folder
     timing: Timing | None = None  # that fixed tokens, and is still to be written
-    changes_answer: bool = False  # whether the command asks the trials of the folder anew
+    changes_answer: bool = False  # whether the command asks another question of the folder's trials
 
     @property
     def adds_seeds(self) -> bool:

@@ -234,7 +234,7 @@ class Scheduler:
             self.prune(trial, f"pruned: {reason} of the fastest trial at this batch size")
 
     def _lower_microbatch_bound(self, microbatch_size: int) -> None:
-        """Let later trials start with less than a size that ran out of memory."""
+        """Lower the bound on later trials' microbatches below a size that ran out of memory."""
         bound = retry.bound_after_out_of_memory(microbatch_size)
         if self._microbatch_bound is None or bound < self._microbatch_bound:
             self._microbatch_bound = bound

@@ -12,7 +12,7 @@ LEAST_STEPS = 3  # that each arm takes in a round
 
 @dataclass(frozen=True)
 class TimingRequest:
-    """What a process times: steps of these arms on one model."""
+    """A request to time steps of these arms on one model, in one process."""
 
     configs: Mapping[Arm, TrialConfig]  # a trial each, with one execution but for the microbatch
     sweep_uid: str  # the sweep's, as in plan.json

@@ -79,7 +79,7 @@ class Timing(_Record):
     tokens_per_sequence: int | None = None
     """Tokens of a sequence, 1 for examples without tokens; null in older files."""
     workload: str | None = None
-    """What is learned, such as pretrain; null in older files."""
+    """Name of the workload, such as pretrain; null in older files."""
     optimizers: tuple[str, ...] | None = None
     """Names of the optimizers; null in older files."""
     torch_version: str

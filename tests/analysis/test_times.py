@@ -13,8 +13,6 @@ from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET
 from sweep.decision.decision import decide
-from sweep.trial.files import canonical_json
-from sweep.trial.timing import timed_settings
 from tests.fakes.times import timing_of
 
 HERE = "cpu: one"
@@ -30,9 +28,7 @@ def finals(seconds, seeds=5, device=HERE, sizes=SIZES):
             took = of_size * (1 + 0.01 * seed)
             row = {"batch_size": size, "seed": seed, "value": 1.0, "device": device}
             row |= {"microbatch_size": size, "seconds_training": took}
-            row |= {"timed_settings": canonical_json(timed_settings(ON_CPU))}
             row |= {"execution": json.dumps(ON_CPU), "steps": 1600 / 8 / size, "target": np.nan}
-            row |= {"token_budget": 1600.0}
             row |= {"seconds_per_token": took / 1600, "steps_taken": 1600 / 8 / size}
             rows.append(row)
     return pd.DataFrame(rows)
@@ -104,7 +100,7 @@ def test_without_rounds_a_ratio_has_the_bounds_of_two_medians():
     ("column", "value", "unknown"),
     [
         ("device", "cpu: another", [2, 4, 8]),
-        ("timed_settings", "{}", [2, 4, 8]),
+        ("execution", json.dumps({**ON_CPU, "threads": 1}), [2, 4, 8]),
         ("microbatch_size", 1, [2]),
         ("seconds_per_token", np.nan, [2]),
     ],
@@ -169,7 +165,7 @@ def test_no_batch_size_has_the_fewest_steps_if_none_is_known_to_be_within():
 def test_unequal_tokens_count_in_what_is_dominated():
     decision = decision_of([1.0, 1.1, 1.2])
     trials = finals((10.0, 9.0, 5.0))
-    trials["token_budget"] = trials["batch_size"].map({2: 1600.0, 4: 800.0, 8: 1600.0})
+    trials.loc[trials["batch_size"] == 4, "seconds_per_token"] *= 2  # 800 tokens
     times = known_times(trials, SIZES, None, timing((1.0, 1.8, 0.5)))
     assert find_dominated(decision, times, LOSS) == [False, False, False]
 

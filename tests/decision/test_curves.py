@@ -30,7 +30,7 @@ def bowl(rates, best, curvature=0.05, ratio=1.0):
 
 
 def bounds_of(tried, variance=0.0, used=1e-3):
-    return bound_rates(rate_points(tried), np.array(variance), np.array(math.log(used)))
+    return bound_rates(rate_points(tried), np.array(variance), np.array(math.log(used)), 2)
 
 
 @settings(max_examples=50, deadline=None)
@@ -143,8 +143,8 @@ def test_the_rate_to_use_gives_up_less_in_the_worst_case_than_the_best_one(ratio
     points = rate_points(bowl(GRID, 1.3e-3, ratio=ratio))
     safe = float(rates_to_use(points))
     best = float(best_log_rates(points))
-    of_safe = bound_rates(points, np.array(1e-6), np.array(safe))
-    of_best = bound_rates(points, np.array(1e-6), np.array(best))
+    of_safe = bound_rates(points, np.array(1e-6), np.array(safe), 2)
+    of_best = bound_rates(points, np.array(1e-6), np.array(best), 2)
     assert of_safe.regret_high <= of_best.regret_high * (1 + 1e-9)
     assert of_safe.optimum_low <= safe <= of_safe.optimum_high
 
@@ -220,9 +220,9 @@ def test_the_gaps_next_to_the_best_rate_are_halved_until_they_are_fine():
 def test_many_batch_sizes_are_fitted_as_each_alone():
     both = [rate_points(bowl(GRID, best, ratio=2.0)) for best in (9e-4, 1.3e-3)]
     used = np.log([1e-3, 1e-3])
-    together = bound_rates(stack_points(both), np.full(2, 1e-4), used)
+    together = bound_rates(stack_points(both), np.full(2, 1e-4), used, 2)
     for index, points in enumerate(both):
-        alone = bound_rates(points, np.array(1e-4), used[index])
+        alone = bound_rates(points, np.array(1e-4), used[index], 2)
         for name, values in vars(together).items():
             assert values[index] == pytest.approx(getattr(alone, name)), name
 
@@ -237,7 +237,7 @@ def test_all_rates_of_a_dense_grid_within_a_factor_of_two_are_fitted():
     best = points.log_rates[points.losses.argmin()]
     assert len(points.log_rates) == 15
     assert np.abs(points.log_rates - best).max() <= math.log(2)
-    bounds = bound_rates(points, np.array(0.01**2), np.array(best))
+    bounds = bound_rates(points, np.array(0.01**2), np.array(best), 2)
     assert bounds.optimum_low < math.log(1.02e-3) < bounds.optimum_high
 
 
@@ -255,6 +255,6 @@ def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, 
         losses += sigma * rng.normal(size=len(losses))
         by_rate = zip(np.exp(log_rates).tolist(), losses.tolist(), strict=True)
         grids.append(rate_points({rate: {1000: loss} for rate, loss in by_rate}))
-    bounds = bound_rates(stack_points(grids), np.full(400, sigma**2), np.zeros(400))
+    bounds = bound_rates(stack_points(grids), np.full(400, sigma**2), np.zeros(400), 2)
     is_covered = (bounds.optimum_low <= 0) & (bounds.optimum_high >= 0)
     assert is_covered.mean() >= 0.98
