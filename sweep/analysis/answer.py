@@ -217,8 +217,9 @@ def _answer_for_size(
         bounds = {name: float(values[index]) for name, values in vars(decision.rates).items()}
         best_rate = math.exp(bounds["optimum"])
         regret = objective.gap(bounds["regret"])
-        if math.isfinite(bounds["regret_high"]):
+        if math.isfinite(bounds["optimum_low"]):
             rate_interval = (math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"]))
+        if math.isfinite(bounds["regret_high"]):
             least_regret = objective.gap(bounds["regret_low"])
             largest_regret = objective.gap(bounds["regret_high"])
             regret_interval = (least_regret, largest_regret)

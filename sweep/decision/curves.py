@@ -60,7 +60,8 @@ class RateBounds:
     level: Floats  # its loss
     curvature: Floats  # loss per squared log rate below the optimum
     ratio: Floats  # curvature above the optimum over that below
-    optimum_low: Floats  # least and largest optimum of the possible curves, also with other seeds
+    # least and largest optimum of the possible curves, also with other seeds; NaN if one is flat
+    optimum_low: Floats
     optimum_high: Floats
     regret: Floats  # loss that the rate used gives up, of the curve that fits best
     regret_low: Floats  # least and largest regret of the possible curves; 0 without a fit
@@ -220,6 +221,7 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats, compared: in
     curves = _possible_curves(points, noise)
     regret, least, largest = curves.regrets(used)
 
+    has_optimum = is_known & ~curves.may_be_flat
     shift = _shift(points, compared)
     least, largest = _with_other_seeds(curves, used, shift, least, largest)
     return RateBounds(
@@ -227,8 +229,8 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats, compared: in
         level=curves.at_best(curves.fit.level),
         curvature=curves.curvature,
         ratio=curves.ratio,
-        optimum_low=np.where(is_known, curves.optimum_low - shift, np.nan),
-        optimum_high=np.where(is_known, curves.optimum_high + shift, np.nan),
+        optimum_low=np.where(has_optimum, curves.optimum_low - shift, np.nan),
+        optimum_high=np.where(has_optimum, curves.optimum_high + shift, np.nan),
         regret=regret,
         regret_low=np.where(is_known, least, 0.0),
         regret_high=np.where(is_known, largest, np.inf),
@@ -314,6 +316,7 @@ class _PossibleCurves:
     index_of_best: NDArray[np.int64]  # among the flattened families and points, (..., k, 1)
     misfits: NDArray[np.bool_]  # (..., k)
     is_clear: NDArray[np.bool_]  # (..., k)
+    may_be_flat: NDArray[np.bool_]  # (..., k)
 
     def at_best(self, values: Floats) -> Floats:
         """Return the values of the curve that fits best, (..., k)."""
@@ -407,6 +410,7 @@ def _possible_curves(points: RatePoints, variance: Floats) -> _PossibleCurves:
         index_of_best=is_best.reshape(*count.shape, -1).argmax(-1)[..., None],
         misfits=misfits,
         is_clear=~misfits & (fit.total - least > CLEAR * slack),
+        may_be_flat=fit.total - least <= slack,
     )
 
 

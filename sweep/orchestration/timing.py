@@ -322,7 +322,10 @@ def fix_tokens_by_file(planned: Planned, services: Services) -> Planned:
     Raises:
         SweepError: the file is about other steps, or another device than this machine's.
     """
-    if services.timing is None or not planned.plan.awaits_times:
+    if services.timing is None:
+        return planned
+    if not planned.plan.awaits_times:
+        LOG.info("%s is not read: the tokens of all trials are fixed already.", services.timing)
         return planned
     is_elsewhere = find_executor(services.executor).is_elsewhere
     plan, timing = load_timing(Path(services.timing), planned.plan, is_elsewhere)

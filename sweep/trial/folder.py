@@ -23,7 +23,7 @@ from sweep.trial.files import (
     sha256_of,
     write_json,
 )
-from sweep.trial.lease import read_owner
+from sweep.trial.lease import is_locked, read_owner
 from sweep.trial.result import Result
 from sweep.trial.status import Cause, State, TrialStatus
 
@@ -274,6 +274,11 @@ class SweepFolder:
 
     def require_plan(self) -> dict[str, Any]:
         plan = self.read_plan()
+        if not plan and is_locked(self.lock_path):
+            raise SweepError(
+                f"{self.path} has no plan.json yet, because a command is still planning or timing "
+                "its trials. Wait for it."
+            )
         if not plan:
             raise SweepError(f"{self.path} has no plan.json. Give the folder of a `sweep run`.")
         return plan

@@ -76,6 +76,9 @@ def test_bad_options_are_refused_and_nothing_is_written(call, folder, options, s
 def test_a_folder_without_a_plan_or_in_use_is_refused(call, folder, tmp_path):
     (tmp_path / "empty").mkdir()
     assert call("time", tmp_path / "empty")[0] == 2 and "has no plan.json" in call.stderr
+    with Lease(tmp_path / "empty" / "sweep.lock"):
+        assert call("status", tmp_path / "empty")[0] == 2
+        assert "no plan.json yet, because a command is still" in call.stderr
     with Lease(folder.lock_path):
         assert call("time", folder.path)[0] == 2 and "in use by a command" in call.stderr
     assert not folder.timing_path.exists()

@@ -114,9 +114,9 @@ def test_further_seeds_count_if_they_have_all_rates_near_the_best():
 
 def test_noise_widens_the_bounds_and_more_seeds_narrow_them():
     tried = bowl(REFINED, 1e-3)
-    exact, noisy = bounds_of(tried), bounds_of(tried, 0.01**2)
+    exact, noisy = bounds_of(tried), bounds_of(tried, 0.005**2)
     twice = {rate: {1000: loss[1000], 1001: loss[1000]} for rate, loss in tried.items()}
-    both = bounds_of(twice, 0.01**2)
+    both = bounds_of(twice, 0.005**2)
     assert exact.regret_high < both.regret_high < noisy.regret_high
     assert noisy.optimum_low < both.optimum_low <= math.log(1e-3) <= both.optimum_high
 
@@ -135,6 +135,15 @@ def test_a_curve_in_which_noise_prevails_is_not_clear():
     tried = bowl(REFINED, 1e-3, curvature=0.05)
     assert bounds_of(tried, variance=0.003**2).is_clear
     assert not bounds_of(tried, variance=0.03**2).is_clear
+
+
+def test_the_best_rate_is_not_known_where_noise_alone_may_explain_the_losses():
+    tried = bowl(REFINED, 1e-3, curvature=0.05)
+    known = bounds_of(tried, variance=0.006**2)
+    unknown = bounds_of(tried, variance=0.03**2)
+    assert known.optimum_low < math.log(1e-3) < known.optimum_high
+    assert np.isnan(unknown.optimum_low) and np.isnan(unknown.optimum_high)
+    assert math.isfinite(unknown.regret_high)
     assert not bounds_of(tried, variance=0.003**2, used=3e-3).is_clear  # far from the lowest point
 
 
@@ -244,7 +253,7 @@ def test_all_rates_of_a_dense_grid_within_a_factor_of_two_are_fitted():
 @pytest.mark.parametrize("ratio", [1.1, 1.2, 1.41, 2.0])
 @pytest.mark.parametrize(("sigma", "curvature"), [(0.003, 0.2), (0.006, 0.2), (0.006, 0.05)])
 def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, curvature):
-    """At least 98 % of 400 grids, each with a seed whose best rate is shifted."""
+    """At most 2 % of 400 grids have one that does not, each of a seed with a shifted best rate."""
     rng = np.random.default_rng(1)
     count = int(2 / math.log(ratio))
     grids = []
@@ -256,5 +265,7 @@ def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, 
         by_rate = zip(np.exp(log_rates).tolist(), losses.tolist(), strict=True)
         grids.append(rate_points({rate: {1000: loss} for rate, loss in by_rate}))
     bounds = bound_rates(stack_points(grids), np.full(400, sigma**2), np.zeros(400), 2)
-    is_covered = (bounds.optimum_low <= 0) & (bounds.optimum_high >= 0)
-    assert is_covered.mean() >= 0.98
+    is_outside = (bounds.optimum_low > 0) | (bounds.optimum_high < 0)
+    is_known = np.isfinite(bounds.optimum_low)
+    assert is_outside.sum() <= 0.02 * is_known.sum()
+    assert is_known.mean() > 0.8

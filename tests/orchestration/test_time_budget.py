@@ -127,6 +127,15 @@ def timing_for(plan, seconds=0.001, **fields):
     return timing_of({FOUR: [seconds] * 7, EIGHT: [2 * seconds] * 7}, **{**values, **fields})
 
 
+def test_a_file_of_times_is_not_read_once_tokens_are_fixed(tmp_path, timed_briefly, caplog):
+    planned, folder = plan_in(tmp_path / "s")
+    run_plan(fix_tokens(planned, folder, LOCAL), folder)
+    again, _ = plan_in(tmp_path / "s")
+    with caplog.at_level("INFO", "sweep"):
+        assert fix_tokens(again, folder, Services(timing=str(tmp_path / "missing"))) is again
+    assert "missing is not read: the tokens of all trials are fixed already" in caplog.text
+
+
 def test_a_file_of_times_fixes_the_tokens_where_steps_cannot_be_timed(tmp_path):
     planned, _ = plan_in(tmp_path / "s")
     write_timing(SweepFolder(tmp_path), timing_for(planned.plan))
