@@ -309,6 +309,15 @@ def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
     return write
 
 
+def _write_best_rate(row: BatchSizeAnswer) -> str:
+    if row.best_learning_rate is None:
+        return MISSING
+    bounds = "not bounded"
+    if row.learning_rate_interval is not None:
+        bounds = NUMBER_FORMATS["interval"](row.learning_rate_interval, ".3g")
+    return f"{NUMBER_FORMATS['rate'](row.best_learning_rate)} ({bounds})"
+
+
 def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
     if row.estimated_regret is None or row.regret_interval is None:
         return MISSING
@@ -356,6 +365,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
+    "best_rate": _write_best_rate,
     "regret": _write_regret,
     "time": _write_time,
     "price": _write_price,
