@@ -297,13 +297,17 @@ def _find_fewest_tokens(
     reasons = comparison.times.reasons
     within = [row for row in rows if row.tolerance_verdict == WITHIN]
     is_chosen_by_time = len(within) > 1
-    of_size = comparison.finals[comparison.finals["batch_size"] == recommended]
-    tokens = float(of_size["tokens_taken"].median())
+    tokens: float | None
+    if comparison.objective.is_ratio:  # tokens are what is compared
+        tokens = next(row.mean for row in rows if row.batch_size == recommended)
+    else:
+        of_size = comparison.finals[comparison.finals["batch_size"] == recommended]
+        tokens = float(of_size["tokens_taken"].median())
     return Side(
         batch_size=recommended,
         candidates=sorted({*candidates, recommended}),
         basis=basis,
-        value=tokens if math.isfinite(tokens) else None,
+        value=tokens if tokens is not None and math.isfinite(tokens) else None,
         interval=None,
         reason=" ".join(reasons) if reasons and is_chosen_by_time else None,
     )

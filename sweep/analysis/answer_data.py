@@ -13,7 +13,7 @@ from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
 MISSING = "–"  # a value that is not known
-NOTABLE_CLIP_RATE = 0.1  # smaller shares of clipped steps are left to the checks
+MOST_STEPS = 0.5  # share of clipped steps from which on the clip acts like another optimizer
 
 
 def join(items: Iterable[Any], word: str = "and") -> str:
@@ -165,13 +165,15 @@ class AnswerData:
             return ""
         most = max(shares, key=shares.__getitem__)
         least = min(shares, key=shares.__getitem__)
-        is_alike = shares[most] <= MOST_CLIP_RATES * max(shares[least], LEAST_CLIP_RATE)
-        if is_alike or shares[most] < NOTABLE_CLIP_RATE:
+        if shares[most] <= MOST_CLIP_RATES * max(shares[least], LEAST_CLIP_RATE):
             return ""
-        return (
+        text = (
             f"The clip shortens {100 * shares[most]:.3g} % of the steps at batch size {most} and "
-            f"{100 * shares[least]:.3g} % at {least}, as if these had different optimizers."
+            f"{100 * shares[least]:.3g} % at {least}"
         )
+        if shares[most] >= MOST_STEPS:
+            text += ", as if these had different optimizers"
+        return f"{text}."
 
     @property
     def sides(self) -> dict[str, Side]:

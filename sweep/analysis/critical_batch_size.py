@@ -31,7 +31,7 @@ SPREAD_ROUNDS = 100
 SPREAD_TOLERANCE = 1e-3
 LEAST_SPREAD = 1e-12
 COLUMNS = (
-    *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
+    *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "is_censored"),
     *("is_early", "interpolation_error", "trained_tokens", "has_curve", "is_known", "id"),
 )
 EXCESSES = (0.2, 1.0)  # more tokens than the least
@@ -62,7 +62,7 @@ class StepsFit:
 @dataclass(frozen=True, eq=False)
 class StepsCurve:
     target: float
-    # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound; NaN if they are not known
+    # COLUMNS; `tokens` and `steps` to the target, or the bound; NaN if they are not known
     trials: pd.DataFrame
     batch_sizes: tuple[int, ...]  # those fitted
     fit: StepsFit | None
@@ -121,10 +121,6 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
     courses = {str(row.id): sweep.plan.course(row) for row in sweep.plan.known_trials}
     rows = []
     for row in trials[has_ended].to_dict("records"):
-        seconds_per_token = math.nan
-        if row["trial_end"] == End.COMPLETE:
-            seconds_per_token = row["seconds_training"] / row["tokens"]
-
         row["has_curve"] = row["id"] in curves
         row["is_known"] = row["has_curve"] or is_own_target
         row["is_early"] = False
@@ -140,13 +136,12 @@ def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataF
             row["tokens"] = math.nan
             row["is_censored"] = False
 
-        row["seconds"] = seconds_per_token * row["tokens"]
         row["steps"] = courses[row["id"]].step_at(row["tokens"])
         rows.append(row)
 
     kinds = dict.fromkeys(("is_censored", "is_early", "has_curve", "is_known"), bool)
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
-    return table.astype(dict.fromkeys(("tokens", "steps", "seconds"), float))
+    return table.astype(dict.fromkeys(("tokens", "steps"), float))
 
 
 def _first_evaluation(course: Course, evaluation: EvaluationSettings) -> float:
@@ -242,19 +237,22 @@ def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
         return StepsCurve(target, trials, sizes, None, str(error))
 
 
-def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[float, pd.DataFrame]:
-    """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
+def losses_at(
+    sweep: SweepTables, trials: pd.DataFrame, per_token: pd.Series
+) -> tuple[float, pd.DataFrame]:
+    """Compare losses at an equal amount of tokens, steps or seconds of training.
 
-    The number is the most that every trial reached. The schedule knows no horizon, so a shorter
-    trial would have had the same loss. Batch sizes whose seconds are not known are left out, and
-    trials without a curve.
+    The amount is the most that every trial reached. The schedule knows no horizon, so a shorter
+    trial would have had the same loss. Trials without a curve are left out.
+
+    Args:
+        sweep: of the trials.
+        trials: those of a StepsCurve.
+        per_token: the amount per token of each trial; NaN leaves it out.
     """
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = trials[trials["has_curve"]]
-    trials = trials.assign(per_token=trials[measure] / trials["tokens"])
-    if measure == "seconds":  # other programs may have slowed some of the equal trials
-        trials["per_token"] = trials.groupby("batch_size")["per_token"].transform("median")
-    trials = trials.dropna(subset="per_token")
+    trials = trials.assign(per_token=per_token).dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())
 
     trials["loss"] = np.nan  # no loss is known before the first evaluation

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -135,7 +136,7 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
         "budget": TARGET_BUDGETS * budget,
         "lr": search.lr,
         "seeds": "auto",
-        "out": search.free_out(),
+        "out": search.free_out("target"),
     }
     with contextlib.suppress(SweepError):
         return propose(sweep.plan, changes, is_elsewhere=True).command
@@ -161,7 +162,7 @@ def command_for_fewest_tokens(sweep: SweepTables, answer: Answer) -> str | None:
         "timing": None,
         "lr": search.lr,
         "seeds": "auto",
-        "out": search.free_out(),
+        "out": search.free_out("tokens"),
     }
     with contextlib.suppress(SweepError):
         return propose(plan, changes, is_elsewhere=True).command
@@ -180,7 +181,9 @@ class _Search:
 
     def tune(self) -> NextStep:
         """Propose to tune the rate at each batch size."""
-        sizes = {row.batch_size for row in self.plan.known_trials}
+        sizes = sorted({row.batch_size for row in self.plan.known_trials})
+        if self._has_missed_budget():
+            return self._step(self._elsewhere(sizes))
         return self._step(propose_tuning(self.plan, sizes, self.free_out(), **self._own_out()))
 
     def settle(self, tuned: TunedResults) -> NextStep:
@@ -190,8 +193,8 @@ class _Search:
         step = self._repeat_with_common_tokens(sizes, tuned)
         if step is None:
             step = self._resume(sizes)
-        if step is None:
-            step = self._repeat_missed_budget(sizes, tuned)
+        if step is None and self._has_missed_budget():
+            step = self._step(self._elsewhere(sizes))
         if step is None:
             step = self._tune_again(sizes, tuned)
         if step is None and not tuned.is_settled:
@@ -255,16 +258,20 @@ class _Search:
                 return self._step(proposal)
         return None
 
-    def _repeat_missed_budget(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:
-        """Propose a new sweep if trainings did not take the budget of time: tokens are fixed."""
+    def _has_missed_budget(self) -> bool:
+        """Return True if trainings did not take the budget of time; only a new sweep can.
+
+        The tokens of a sweep are fixed.
+        """
         budget = self.plan.settings.time_budget_seconds
         if budget is None:
-            return None
-        rows = chain.from_iterable(answer.batch_sizes for answer in tuned.answers)
-        times = [row.seconds for row in rows if row.seconds is not None]
-        if any(misses_budget(seconds, budget) for seconds in times):
-            return self._step(self._elsewhere(sizes))
-        return None
+            return False
+        seconds: dict[tuple[str, Arm], list[float]] = {}
+        for record in self.records:
+            row = record.row
+            if row.stage == "final" and record.value is not None and record.time is not None:
+                seconds.setdefault((row.policy, row.arm), []).append(record.time.seconds)
+        return any(misses_budget(median(times), budget) for times in seconds.values())
 
     def _has_no_rate(self, arm: Arm) -> bool:
         """Return True if the search of a batch size has ended without a trial that completed."""
@@ -415,7 +422,7 @@ class _Search:
         if "executor" in flags:  # trials may run on other machines
             raise SweepError(
                 f"Batch size {added} may be better. Time its steps with those of the others where "
-                "they run (`sweep time`), and give the file as --timing."
+                "they run (sweep time), and give the file as --timing."
             )
 
     def _elsewhere(self, sizes: Sequence[int], **changes: Any) -> Proposal:
@@ -519,15 +526,19 @@ class _Search:
                 is_own = stored is None or stored.sweep_uid == self.plan.sweep_uid
         return {} if is_own else {"out": str(folder.path)}
 
-    def free_out(self) -> str:
-        """Return a folder for a new sweep, next to this one."""
+    def free_out(self, question: str = "") -> str:
+        """Return a folder for a new sweep, next to this one; another question has its own name."""
         out = self._own_out().get("out")
         if out is None:
             out = recorded_out(self.plan)
+        name = self.sweep.path.resolve().name
+        start = f"-{question}" if question else ""
+        end = start
         number = 2
-        while self.sweep.path.with_name(f"{self.sweep.path.resolve().name}-{number}").exists():
+        while not end or self.sweep.path.with_name(name + end).exists():
+            end = f"{start}-{number}"
             number += 1
-        return f"{out}-{number}"
+        return f"{out}{end}"
 
     def folder_to_name(self) -> str:
         """Return this folder as its commands name it."""

@@ -79,9 +79,22 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     lines = [f"{answer.headline} {answer.clipping}".rstrip()]
     if not is_tuned:
         lines.insert(0, _describe_losses(answer))
-    if all(row.gap_to_best == (None, None) for row in rows):
-        return lines
+    if any(row.gap_to_best != (None, None) for row in rows):
+        lines += _describe_gaps(answer, is_tuned)
+    if answer.price_per_device_hour is not None:
+        lines.append(_describe_prices(answer))
+    if answer.times_are_elsewhere:
+        lines.append(
+            f"The times are those of steps on {answer.times_device}; the trials ran on another "
+            "device or with other settings."
+        )
+    return lines
 
+
+def _describe_gaps(answer: AnswerData, is_tuned: bool) -> list[str]:
+    """Write which batch sizes may be the best, which are worse, and which are undecided."""
+    rows = answer.batch_sizes
+    lines = []
     best = _describe_best(answer)
     if best:
         lines.append(" ".join(best))
@@ -106,13 +119,6 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     for row in rows:
         if row.mean is None:
             lines.append(_describe_uncompared(row, answer.compared))
-    if answer.price_per_device_hour is not None:
-        lines.append(_describe_prices(answer))
-    if answer.times_are_elsewhere:
-        lines.append(
-            f"The times are those of steps on {answer.times_device}; the trials ran on another "
-            "device or with other settings."
-        )
     return lines
 
 
@@ -157,7 +163,8 @@ def _describe_best(answer: AnswerData) -> list[str]:
     best = answer.candidates if is_compared else answer.sides[answer.pursues].candidates
     texts = []
     if is_compared and best != [answer.recommended]:
-        texts.append(f"The best may be batch size {join(best, 'or')}.")
+        verb = "may be" if len(best) > 1 else "is"
+        texts.append(f"The best {verb} batch size {join(best, 'or')}.")
     elif is_compared and not answer.basis.startswith((BEST, BEST_OF_COMPARED)):
         texts.append(f"It is {best_of(answer.batch_sizes)}.")
 

@@ -20,7 +20,13 @@ from sweep.config.arms import Arm
 from sweep.config.numbers import format_seconds
 from sweep.decision.curves import Floats
 from sweep.decision.equal_amounts import MOST_UNEQUAL, ratios_of_trials
-from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds, ratio_of_trials
+from sweep.decision.times import (
+    TimeEstimate,
+    estimate_time,
+    ratio_of_rounds,
+    ratio_of_trials,
+    trials_needed,
+)
 from sweep.decision.trials import TrialTime, ran_as_timed
 from sweep.plan.policies import LEAST_SEEDS
 from sweep.trial.timing import ArmTimes, Timing, timed_settings
@@ -298,13 +304,13 @@ def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[s
     if timing.rounds < timing.rounds_needed:
         reasons.append(
             f"Steps were timed in {timing.rounds} rounds, which give only the range of each ratio; "
-            f"{timing.rounds_needed} give an interval, by `sweep time`."
+            f"{timing.rounds_needed} give an interval (sweep time)."
         )
     loaded = [size for size, times in rounds.items() if times.is_loaded]
     if loaded:
         reasons.append(
             f"Other programs slowed the steps at batch size {join(loaded)} while they were timed. "
-            "Call `sweep time` while the machine is idle."
+            "Repeat it (sweep time) while the machine is idle."
         )
     unknown = [size for size, times in rounds.items() if times.is_loaded is None]
     if unknown:
@@ -340,7 +346,8 @@ def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
     if not all(ratio.is_interval for ratio in ratios.values()):
         trial = "trial" if fewest == 1 else "trials"
         reasons.append(
-            f"The times are those of {fewest} {trial} of a batch size, which give only a range."
+            f"The times are those of {fewest} {trial} of a batch size, which give only the range "
+            f"of each ratio; {trials_needed(len(sizes))} give an interval."
         )
     if trials["device"].isna().any():
         reasons.append("It is not known whether all trials ran on the same device.")

@@ -124,7 +124,7 @@ def _plan_facts(plan: Plan) -> str:
 
 def _describe_device(plan: Plan) -> str:
     execution = plan.execution
-    device = f"{execution.device}, {execution.threads} threads"
+    device = f"{execution.device}, {_name_threads(execution.threads)}"
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, ZeRO {execution.zero}"
     if plan.settings.model.supports_half_precision:
@@ -428,6 +428,10 @@ def _print_failures(document: dict[str, Any]) -> None:
             say(f"{trial}: {row['cause']}: {row['message']}")
 
 
+def _name_threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def print_times(timing: Timing, plan: Plan, folder: SweepFolder) -> None:
     """Print the times of each batch size, and their ratios to the fastest for equal tokens."""
     per_sequence = {times.arm: times.seconds_per_sequence for times in timing.arms}
@@ -449,7 +453,8 @@ def print_times(timing: Timing, plan: Plan, folder: SweepFolder) -> None:
                 "load": {True: "loaded", False: "", None: "unknown"}[times.is_loaded],
             }
         )
-    title = f"{timing.device}, {timing.execution['threads']} threads, {timing.rounds} rounds"
+    threads = _name_threads(timing.execution["threads"])
+    title = f"{timing.device}, {threads}, {timing.rounds} rounds"
     build_console().print(title, build_table(rows), sep="\n")
     say(
         f"Relative time: for equal {plan.settings.token_unit}, the fastest is 1. In parentheses: "

@@ -276,9 +276,9 @@ def largest_shift(compared: int) -> float:
     """Return the distance, in log rates, from the best rate of one seed to that of all seeds.
 
     Of so many batch sizes none has a larger one to one side, with a probability of at least
-    1 - SHIFT_ERROR.
+    1 - SHIFT_ERROR. It is at least two standard deviations.
     """
-    return SHIFT * NormalDist().inv_cdf(1 - SHIFT_ERROR / compared)
+    return SHIFT * max(2.0, NormalDist().inv_cdf(1 - SHIFT_ERROR / compared))
 
 
 def rates_to_use(points: RatePoints) -> Floats:

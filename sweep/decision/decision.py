@@ -38,9 +38,8 @@ class Decision:
     """Losses and intervals of k batch sizes; NaN for a batch size that is not compared."""
 
     mean: Floats  # at the rate used, (..., k)
-    variance: (
-        Floats  # over seeds, at least that of the quieter batch sizes; NaN if unknown, (..., k)
-    )
+    # over seeds, moderated by that of the quieter batch sizes; NaN if it is not known, (..., k)
+    variance: Floats
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned

@@ -66,11 +66,20 @@ def rounds_needed(batch_sizes: int) -> int:
     They hold together: n rounds miss one ratio with a probability of 2^(1 - n). A single batch size
     has no ratios, and needs enough rounds for the interval of its time.
     """
-    error = _error_of_pair(batch_sizes) if batch_sizes > 1 else INTERVAL_ERROR
-    rounds = 1
-    while interval_rank(rounds, error) == 0:
-        rounds += 1
-    return rounds
+    return _least_count(_error_of_pair(batch_sizes) if batch_sizes > 1 else INTERVAL_ERROR)
+
+
+def trials_needed(batch_sizes: int) -> int:
+    """Return the least number of trials of each batch size that gives intervals of the ratios."""
+    return _least_count(RATIO_ERROR / batch_sizes)
+
+
+def _least_count(error: float) -> int:
+    """Return the least number of times whose median has an interval."""
+    count = 1
+    while interval_rank(count, error) == 0:
+        count += 1
+    return count
 
 
 def ratio_of_rounds(

@@ -93,9 +93,13 @@ def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
 def plot_frontier(sweep: Sweep) -> Chart | None:
     """Plot the validation loss against tokens and against the time of training.
 
-    Curves are means over the complete seeds, and end in the final results with their intervals.
+    Points are the final results of the policy that the report opens with, with their intervals, and
+    curves are means over the complete seeds.
     """
     ends = _frontier(sweep)
+    policies = [answer.policy for answer in _leading_answers(sweep)]
+    if policies:
+        ends = ends[ends[POLICY].isin(policies)]
     has_several_sizes = ends.groupby(POLICY)[SIZE].nunique().gt(1).any()
     if not has_several_sizes:
         return None
@@ -181,7 +185,7 @@ def _validation_curves(sweep: Sweep, ends: pd.DataFrame, name: str) -> pd.DataFr
     curves = _curves_of_trials(sweep, sweep.plan.settings.evaluated.curve, name)
     curves["trial"] = curves["trial"].mask(curves["trial"] == "")
     rates = ends[[POLICY, SIZE, "seconds per token"]]
-    curves = curves.merge(rates, on=[POLICY, SIZE], how="left")
+    curves = curves[curves[POLICY].isin(ends[POLICY])].merge(rates, on=[POLICY, SIZE], how="left")
     return curves.assign(seconds=curves["tokens"] * curves["seconds per token"])
 
 
@@ -212,7 +216,8 @@ def _plot_frontier(
     ]
     if not is_time:
         trials = _final_trials(sweep.trials)
-        diverged = trials.loc[trials["trial_end"] == End.DIVERGED, [SIZE, "seed", amount]]
+        has_diverged = (trials["trial_end"] == End.DIVERGED) & trials[POLICY].isin(labels)
+        diverged = trials.loc[has_diverged, [SIZE, "seed", amount]]
         edge = _worst_edge(sweep)
         layers.append(vega.layer("point", diverged, x, edge, color=RED, shape="cross", size=70))
     else:
@@ -231,17 +236,24 @@ def _time_unit(longest: float) -> tuple[str, float]:
 
 def plot_answer(sweep: Sweep) -> Chart | None:
     """Plot what each batch size gives up against the best, and the times of training."""
-    answer = sweep.answer()
-    if answer is None:
+    answers = _leading_answers(sweep)
+    if not answers:
         return None
-    answers: list[AnswerData] = [answer]
-    if answer.optimizers:
-        answers += answer.optimizers.answers
+    answer = answers[0]
     panels = [_plot_gaps(sweep, one, is_named=len(answers) > 1) for one in answers]
 
     if any(row.seconds is not None for row in answer.batch_sizes):
         panels.append(_plot_times(sweep, answer))
     return Chart(answer.headline, panels)
+
+
+def _leading_answers(sweep: Sweep) -> list[AnswerData]:
+    """Return the answer of the report, and those of the other optimizers."""
+    answer = sweep.answer()
+    if answer is None:
+        return []
+    others = answer.optimizers.answers if answer.optimizers else ()
+    return [answer, *others]
 
 
 def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:

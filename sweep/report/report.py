@@ -147,9 +147,24 @@ def _equal_losses(sweep: Sweep, curves: Mapping[str, StepsCurve]) -> list[tuple[
     """Return each measure and policy with the losses that batch sizes reach with as much of it."""
     rows = []
     for measure, (label, curve) in product(("tokens", "steps", "seconds"), curves.items()):
-        if curve.trials["has_curve"].any():
-            rows.append((measure, label, *losses_at(sweep, curve.trials, measure)))
+        trials = curve.trials
+        if measure == "seconds":
+            per_token = trials["batch_size"].map(_seconds_per_token(sweep, label))
+        else:
+            per_token = trials[measure] / trials["tokens"]
+        if trials["has_curve"].any():
+            rows.append((measure, label, *losses_at(sweep, trials, per_token)))
     return rows
+
+
+def _seconds_per_token(sweep: Sweep, label: str) -> dict[int, float]:
+    """Return the times of the answer of a policy over its tokens to the target, if it has any."""
+    answers = [result.answer for result in sweep.policies if result.label == label]
+    seconds = {}
+    for row in chain.from_iterable(answer.batch_sizes for answer in answers if answer):
+        if row.seconds is not None and row.mean is not None:
+            seconds[row.batch_size] = row.seconds / row.mean
+    return seconds
 
 
 def _noise_command(plan: Plan) -> str | None:
@@ -198,7 +213,6 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     reached = curve.trials[is_reached].groupby("batch_size")
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
     table[["tokens", "steps"]] = reached[["tokens", "steps"]].mean()
-    table["seconds"] = reached["seconds"].median()
     table["steps_sd"] = reached["steps"].std()
 
     table["slope"] = np.nan

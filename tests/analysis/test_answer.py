@@ -355,6 +355,25 @@ def test_a_tolerance_is_a_finite_positive_number(tolerance):
         sweep.answer(table(CLOSE), tolerance=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        ({2: 1.0, 4: 0.5, 8: 0.01}, "2 and 1 % at 8, as if these had different optimizers."),
+        (
+            {2: 0.02, 4: 0.0, 8: 0.0},
+            "The clip shortens 2 % of the steps at batch size 2 and 0 %",
+        ),
+        ({2: 0.9, 4: 0.5, 8: 0.1}, ""),
+        ({2: 0.009, 4: 0.0, 8: 0.0}, ""),
+    ],
+)
+def test_shares_of_clipped_steps_that_differ_by_an_order_of_magnitude_are_named(shares, says):
+    trials = table(CLOSE, noise=1e-4)
+    trials["clipped_step_fraction"] = trials["batch_size"].map(shares)
+    sentences = " ".join(describe(sweep.answer(trials)))
+    assert says in sentences and ("shortens" in sentences) == bool(says)
+
+
 def test_a_price_has_the_interval_or_the_range_of_its_time():
     seconds = {2: 30.0, 4: 20.0, 8: 10.0}
     few = table(CLOSE, noise=1e-4, seconds=seconds, device="cpu: one", devices=1)
@@ -372,6 +391,10 @@ def test_a_price_has_the_interval_or_the_range_of_its_time():
     assert row.price_interval == pytest.approx([s / 1000 for s in row.seconds_interval])
     without = sweep.answer(many)
     assert without[2].price is None and "per device" not in " ".join(describe(without))
+    one_seed = few[few["seed"] == 0]
+    assert "0.03 (one training) at batch size 2" in " ".join(
+        describe(sweep.answer(one_seed, price=3.6))
+    )
     unknown = sweep.answer(table(CLOSE, seconds=seconds, device="cpu: one"), price=3.6)
     assert unknown[2].price is None  # the number of devices is not known
 
@@ -523,7 +546,7 @@ def test_what_times_leave_open_is_said_whatever_counts():
     few = timed_table({2: 590.0, 4: 588.0, 8: 592.0}).query("stage == 'tune' or seed < 5")
     for pursues in ("time", "steps"):
         answer = sweep.answer(few, pursues=pursues)
-        assert "which give only a range" in " ".join(answer.reasons)
+        assert "only the range of each ratio; 8 give an interval" in " ".join(answer.reasons)
 
 
 def test_trials_with_different_budgets_of_time_are_not_compared_at_equal_time():

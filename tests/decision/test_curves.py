@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweep.decision.curves import (
+    SHIFT,
     STEEPNESS,
     best_log_rates,
     bound_rates,
@@ -181,7 +182,7 @@ def test_the_shift_of_other_seeds_costs_more_at_a_rate_off_the_best_one():
 
 
 def test_more_batch_sizes_allow_for_a_larger_shift():
-    assert largest_shift(2) < largest_shift(5) < largest_shift(8)
+    assert 2 * SHIFT == largest_shift(1) == largest_shift(2) < largest_shift(5) < largest_shift(8)
 
 
 def test_without_the_variance_of_seeds_nothing_is_bounded():

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import t as student
 
@@ -14,6 +15,7 @@ from experiments.studies.answer.error_rates import (
     random_cases,
     simulate,
 )
+from sweep.analysis.results import load_sweep
 from sweep.decision.curves import RatePoints
 from sweep.decision.decision import ALPHA, LOOKS, critical_values, decide
 
@@ -148,6 +150,18 @@ def test_unequal_numbers_of_seeds_have_the_critical_values_of_their_numbers():
     with_looks = decide(losses, None, np.zeros(5), LOOKS)
     finite = np.isfinite(made.half_width)
     assert (with_looks.half_width[finite] > 1.1 * made.half_width[finite]).all()
+
+
+def test_the_seeds_of_others_hardly_widen_the_pair_of_a_published_sweep():
+    """The half-width is at most 1.15 times that of the pair's own variance."""
+    decision = load_sweep("results/published/tinystories-tuned").leading.decision
+    finals = pd.read_csv("results/published/tinystories-tuned/trials.csv")
+    finals = finals[(finals["stage"] == "report") & (finals["policy"] == "tuned")]
+    losses = finals.pivot(index="seed", columns="batch_size", values="final_valid_loss")
+    pair = (losses[2] - losses[1]).dropna()
+    critical = critical_values(len(losses.columns), (*LOOKS,))[len(pair)]
+    own = critical * pair.std() / math.sqrt(len(pair))
+    assert len(pair) == 20 and own <= decision.half_width[1, 0] <= 1.15 * own
 
 
 def test_few_seeds_of_others_hardly_widen_a_pair_with_many():

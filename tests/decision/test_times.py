@@ -13,6 +13,7 @@ from sweep.decision.times import (
     ratio_of_rounds,
     ratio_of_trials,
     rounds_needed,
+    trials_needed,
 )
 
 SWEEPS = 4000
@@ -133,6 +134,14 @@ def test_ratios_of_trials_hold_together_and_narrow_with_more_trials(true_median)
         assert missed / 1000 <= RATIO_ERROR
         widths[count] = np.median(logs)
     assert widths[40] < widths[9] / 1.5
+
+
+@pytest.mark.parametrize("sizes", [2, 3, 5, 8])
+def test_the_trials_needed_are_the_fewest_that_give_intervals(sizes):
+    needed = trials_needed(sizes)
+    times = [1.0 + 0.01 * place for place in range(needed)]
+    assert ratio_of_trials(times, times, sizes).is_interval
+    assert not ratio_of_trials(times[:-1], times, sizes).is_interval
 
 
 def test_ratios_of_few_trials_are_a_range():

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from sweep.orchestration.timing import fix_tokens, load_timing
 from sweep.plan.plan import load_plan
 from sweep.report.report import write_report
 from sweep.training.device import has_compiler
-from sweep.trial.files import read_metrics
+from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
 from sweep.trial.timing import read_timing, write_timing
 from tests.fakes.times import timing_of
@@ -83,6 +84,22 @@ def test_the_answer_compares_losses_at_equal_time(tmp_path, timed_briefly):
     of_table = sweep.answer(folder.path / "trials.csv")
     assert of_table.time_budget_seconds == 1.0
     assert of_table.fewest_tokens.batch_size is None
+
+
+def test_trainings_at_a_fixed_rate_that_missed_their_time_are_repeated_elsewhere(
+    tmp_path, timed_briefly
+):
+    settings = {"batches": "4,8", "budget": "1s", "device": "cpu"}
+    request = read_request("quadratic", settings, tmp_path / "s")
+    folder = request.folder
+    run_plan(fix_tokens(make_plan(request), folder, LOCAL), folder)
+    for seconds, out in ((1.01, "s"), (1.1, "s-2")):
+        for trial in folder.trials():
+            changed = read_json(trial.result_path) | {"seconds_training": seconds}
+            write_json(trial.result_path, changed)
+        words = shlex.split(sweep.load_sweep(folder.path).next_step.command)
+        assert words[words.index("--lr") + 1] == "tuned"
+        assert words[words.index("--out") + 1] == str(tmp_path / out)
 
 
 def test_a_killed_sweep_is_continued_with_the_same_tokens_and_ends_in_the_same_bits(tmp_path):

@@ -115,6 +115,7 @@ def test_the_frontier_is_drawn_at_the_times_of_training_with_their_ends(tuned):
             assert max(p[amount] for p in curve) == pytest.approx(end[amount], rel=1e-5)
             if amount == "seconds":
                 assert end[amount] == pytest.approx(row.seconds, rel=1e-5)
+        assert {row["policy"] for row in [*lines, *points]} == {answer.policy}
 
 
 def test_a_curve_is_the_mean_of_the_complete_seeds_and_other_trials_have_their_own(mixed):
