@@ -119,10 +119,12 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     """Return the command that would tell which batch size is the soonest; None if none is known.
 
     Times are measured, or the sweep is repeated with a target: the loss that the batch size with
-    the fewest tokens reaches, rounded up.
+    the fewest tokens reaches, rounded up. No times tell after a missed budget of time.
     """
     search = _Search(sweep)
     budget = sweep.plan.token_budget
+    if search.has_missed_budget():
+        return None
     if sweep.plan.settings.target is not None or budget is None:
         return command_for_times(sweep)
 
@@ -182,7 +184,7 @@ class _Search:
     def tune(self) -> NextStep:
         """Propose to tune the rate at each batch size."""
         sizes = sorted({row.batch_size for row in self.plan.known_trials})
-        if self._has_missed_budget():
+        if self.has_missed_budget():
             return self._step(self._elsewhere(sizes))
         return self._step(propose_tuning(self.plan, sizes, self.free_out(), **self._own_out()))
 
@@ -193,7 +195,7 @@ class _Search:
         step = self._repeat_with_common_tokens(sizes, tuned)
         if step is None:
             step = self._resume(sizes)
-        if step is None and self._has_missed_budget():
+        if step is None and self.has_missed_budget():
             step = self._step(self._elsewhere(sizes))
         if step is None:
             step = self._tune_again(sizes, tuned)
@@ -258,7 +260,7 @@ class _Search:
                 return self._step(proposal)
         return None
 
-    def _has_missed_budget(self) -> bool:
+    def has_missed_budget(self) -> bool:
         """Return True if trainings did not take the budget of time; only a new sweep can.
 
         The tokens of a sweep are fixed.

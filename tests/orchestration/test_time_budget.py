@@ -97,9 +97,11 @@ def test_trainings_at_a_fixed_rate_that_missed_their_time_are_repeated_elsewhere
         for trial in folder.trials():
             changed = read_json(trial.result_path) | {"seconds_training": seconds}
             write_json(trial.result_path, changed)
-        words = shlex.split(sweep.load_sweep(folder.path).next_step.command)
+        results = sweep.load_sweep(folder.path)
+        words = shlex.split(results.next_step.command)
         assert words[words.index("--lr") + 1] == "tuned"
         assert words[words.index("--out") + 1] == str(tmp_path / out)
+    assert results.answer().soonest.settle is None
 
 
 def test_a_killed_sweep_is_continued_with_the_same_tokens_and_ends_in_the_same_bits(tmp_path):
