@@ -103,7 +103,8 @@ def test_a_command_breaks_only_between_its_options(open_page, tmp_path):
     write_report(folder.path)
     page = open_page(folder.path / "report.html", viewport={"width": 400, "height": 900})
     commands = page.locator("pre code", has_text="sweep run tinystories").all()
-    assert len(commands) == 2  # the next step, and the one that planned the trials
+    # the next step, those that would tell what is the soonest or needs the fewest steps, the plan's
+    assert len(commands) == 4
     for command in commands:
         lines = command.inner_text().strip().splitlines()
         assert [line.count("--") for line in lines] == [0] + [1] * (len(lines) - 1)
@@ -116,8 +117,8 @@ def test_a_command_breaks_only_between_its_options(open_page, tmp_path):
 def test_without_scripts_it_shows_the_pictures(open_page, plain):
     page = open_page(plain / "report.html", java_script_enabled=False)
     pictures = page.locator("figure img")
-    assert pictures.count() == page.locator("figure").count() == 4
-    assert all(pictures.nth(index).bounding_box()["width"] > 300 for index in range(4))
+    assert pictures.count() == page.locator("figure").count() == 5
+    assert all(pictures.nth(index).bounding_box()["width"] > 300 for index in range(5))
     assert page.locator("details").count() == 0 and page.locator("#settings").is_visible()
 
 
