@@ -13,7 +13,7 @@ from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
 MISSING = "–"  # a value that is not known
-MOST_STEPS = 0.5  # share of clipped steps from which on the clip acts like another optimizer
+LEAST_CLIPPED = 0.5  # share of clipped steps at which the clip acts like another optimizer
 
 
 def join(items: Iterable[Any], word: str = "and") -> str:
@@ -171,7 +171,7 @@ class AnswerData:
             f"The clip shortens {100 * shares[most]:.3g} % of the steps at batch size {most} and "
             f"{100 * shares[least]:.3g} % at {least}"
         )
-        if shares[most] >= MOST_STEPS:
+        if shares[most] >= LEAST_CLIPPED:
             text += ", as if these had different optimizers"
         return f"{text}."
 
@@ -179,6 +179,11 @@ class AnswerData:
     def sides(self) -> dict[str, Side]:
         """The sides by what counts, in the order of the report."""
         return dict(zip(SIDES, (self.fewest_tokens, self.soonest, self.fewest_steps), strict=True))
+
+    @property
+    def of_all_optimizers(self) -> "list[AnswerData]":
+        """This answer, and those for the other optimizers."""
+        return [self, *(self.optimizers.answers if self.optimizers else ())]
 
     @property
     def with_optimizer(self) -> str:

@@ -24,10 +24,9 @@ def best_of(rows: Sequence[BatchSizeAnswer]) -> str:
 def describe(answer: AnswerData) -> list[str]:
     """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
     lines = _describe_sizes(answer)
-    answers = [answer]
+    answers = answer.of_all_optimizers
     ranking = answer.optimizers
     if ranking:
-        answers += ranking.answers
         lines += _describe_ranking(ranking, answers)
         lines += [" ".join(_describe_sizes(other)) for other in ranking.answers]
 

@@ -310,7 +310,7 @@ def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[s
     if loaded:
         reasons.append(
             f"Other programs slowed the steps at batch size {join(loaded)} while they were timed. "
-            "Repeat it (sweep time) while the machine is idle."
+            "Time them again (sweep time) while the machine is idle."
         )
     unknown = [size for size, times in rounds.items() if times.is_loaded is None]
     if unknown:

@@ -27,6 +27,7 @@ SLACK = 6.0
 MISFIT = 6.0  # residual variance, over that of a loss, from which on a curve does not fit
 CLEAR = 3.0  # slacks by which a flat line fits worse than a curve that is clear
 SHIFT = 0.05  # standard deviation of the best log rates of single seeds
+LEAST_DEVIATIONS = 2.0  # least shift that is allowed for, over SHIFT
 SHIFT_ERROR = 0.06  # probability that some batch size has a larger shift, to one side
 CORNER = 3.0  # standard deviations of a loss beyond the steepest curve that make a corner
 NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to, at least
@@ -278,7 +279,7 @@ def largest_shift(compared: int) -> float:
     Of so many batch sizes none has a larger one to one side, with a probability of at least
     1 - SHIFT_ERROR. It is at least two standard deviations.
     """
-    return SHIFT * max(2.0, NormalDist().inv_cdf(1 - SHIFT_ERROR / compared))
+    return SHIFT * max(LEAST_DEVIATIONS, NormalDist().inv_cdf(1 - SHIFT_ERROR / compared))
 
 
 def rates_to_use(points: RatePoints) -> Floats:

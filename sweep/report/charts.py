@@ -97,9 +97,9 @@ def plot_frontier(sweep: Sweep) -> Chart | None:
     curves are means over the complete seeds.
     """
     ends = _frontier(sweep)
-    policies = [answer.policy for answer in _leading_answers(sweep)]
-    if policies:
-        ends = ends[ends[POLICY].isin(policies)]
+    answer = sweep.answer()
+    if answer is not None:
+        ends = ends[ends[POLICY].isin([each.policy for each in answer.of_all_optimizers])]
     has_several_sizes = ends.groupby(POLICY)[SIZE].nunique().gt(1).any()
     if not has_several_sizes:
         return None
@@ -236,24 +236,15 @@ def _time_unit(longest: float) -> tuple[str, float]:
 
 def plot_answer(sweep: Sweep) -> Chart | None:
     """Plot what each batch size gives up against the best, and the times of training."""
-    answers = _leading_answers(sweep)
-    if not answers:
+    answer = sweep.answer()
+    if answer is None:
         return None
-    answer = answers[0]
+    answers = answer.of_all_optimizers
     panels = [_plot_gaps(sweep, one, is_named=len(answers) > 1) for one in answers]
 
     if any(row.seconds is not None for row in answer.batch_sizes):
         panels.append(_plot_times(sweep, answer))
     return Chart(answer.headline, panels)
-
-
-def _leading_answers(sweep: Sweep) -> list[AnswerData]:
-    """Return the answer of the report, and those of the other optimizers."""
-    answer = sweep.answer()
-    if answer is None:
-        return []
-    others = answer.optimizers.answers if answer.optimizers else ()
-    return [answer, *others]
 
 
 def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:

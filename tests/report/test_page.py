@@ -103,7 +103,7 @@ def test_a_command_breaks_only_between_its_options(open_page, tmp_path):
     write_report(folder.path)
     page = open_page(folder.path / "report.html", viewport={"width": 400, "height": 900})
     commands = page.locator("pre code", has_text="sweep run tinystories").all()
-    # the next step, those that would tell what is the soonest or needs the fewest steps, the plan's
+    # the next step, those for the soonest and for the fewest steps, and the plan's
     assert len(commands) == 4
     for command in commands:
         lines = command.inner_text().strip().splitlines()
