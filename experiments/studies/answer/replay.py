@@ -1,0 +1,247 @@
+"""What would a published sweep cost with the present code, and what would it answer?
+
+    python experiments/studies/answer/replay.py FOLDER [--draws 20]
+
+The code of real sweeps searches the rates, prunes and decides; the losses are those that the sweep
+recorded. A loss at a rate or a seed that was not recorded is that of the fitted curve, or of the
+batch size's mean and the seed's deviation, plus a residual drawn from the recorded ones. Seconds are
+the medians of the recorded trials of each batch size.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sweep.analysis.results import Sweep, load_sweep
+from sweep.decision.curves import rate_points, rates_between, rates_to_use, stack_points
+from sweep.decision.decision import LOOKS, Decision, decide
+from sweep.decision.next import next_trainings
+from sweep.plan.plan import TUNING_SEED
+from sweep.plan.policies import parse_policy
+from sweep.plan.rate_search import FINEST, GRID, RUNGS, RateTrial, neighbours, next_rates, survivors
+
+CLOSE = 1e-6  # relative difference of rates that count as one
+PRUNED_AT = 2.0  # times the least tokens to the target, at which a trial to a target is pruned
+
+
+@dataclass
+class Cost:
+    """Trainings and seconds by their purpose."""
+
+    trainings: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, purpose: str, seconds: float, share: float = 1.0) -> None:
+        self.trainings[purpose] = self.trainings.get(purpose, 0.0) + 1
+        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + share * seconds
+
+
+class Recorded:
+    """The losses and times of a sweep with tuned rates, one row per batch size."""
+
+    def __init__(self, sweep: Sweep, rng: np.random.Generator) -> None:
+        result = sweep.leading
+        assert result is not None and result.answer is not None
+        self.rng = rng
+        self.rates = list(result.rates)
+        self.sizes = [rate.batch_size for rate in self.rates]
+        self.objective = result.answer.compared
+        self.tolerance = sweep.plan.settings.objective.margin
+        policy = parse_policy(str(sweep.plan.tuned_policy))
+        arms = {row.batch_size: row.arm for row in sweep.plan.known_trials}
+        self.centres = [sweep.plan.tuning_centre(policy, arms[size]) for size in self.sizes]
+
+        trials = sweep.trials
+        is_own = (trials["policy"] == result.policy) & (trials["state"] == "COMPLETE")
+        own = trials[is_own]
+        finals = own[own["stage"] == "final"]
+        values = finals[self.objective.name].astype(float)
+        values = np.log(values) if self.objective.is_ratio else self.objective.sign * values
+        finals = finals.assign(value=values)
+        table = finals.pivot_table("value", "batch_size", "seed").reindex(self.sizes)
+        self.finals = table
+        self.used = finals.groupby("batch_size")["learning_rate"].first().reindex(self.sizes)
+        deviations = table.sub(table.mean(axis=1), axis=0)
+        self.of_seeds = deviations.mean(axis=0)
+        self.noise = deviations.sub(self.of_seeds, axis=1).stack().dropna().to_numpy()
+
+        seconds = own["seconds_total"].astype(float)
+        if self.objective.is_ratio:
+            seconds = seconds / own["tokens_to_target"].astype(float)
+        self.seconds = seconds.groupby(own["batch_size"]).median().reindex(self.sizes)
+        self._drawn: dict[tuple[int, float, int], float] = {}
+
+    def curve(self, index: int, log_rate: float) -> float:
+        return float(self.rates[index].fit.losses_at(np.array(log_rate)))
+
+    def tuning_loss(self, index: int, rate: float, seed: int) -> float:
+        """Return the recorded loss, or one drawn around the curve; the same for the same trial."""
+        trials = self.rates[index].trials
+        is_here = np.isclose(trials["learning_rate"], rate, rtol=CLOSE) & (trials["seed"] == seed)
+        recorded = trials.loc[is_here, "value"].dropna()
+        if len(recorded):
+            return float(recorded.iloc[0])
+        key = index, round(math.log(rate), 6), seed
+        if key not in self._drawn:
+            residuals = self._residuals(index)
+            self._drawn[key] = self.curve(index, math.log(rate)) + self.rng.choice(residuals)
+        return self._drawn[key]
+
+    def _residuals(self, index: int) -> np.ndarray:
+        points = self.rates[index].points
+        fitted = self.rates[index].fit.losses_at(points.log_rates)
+        residuals = (points.losses - fitted) * np.sqrt(float(points.seeds))
+        return np.concatenate([residuals[np.isfinite(residuals)], self.noise])
+
+    def final_losses(self, log_rates: np.ndarray, seeds: int) -> np.ndarray:
+        """Return the losses of final trials at these rates, (k, seeds)."""
+        losses = np.empty((len(self.sizes), seeds))
+        for index, size in enumerate(self.sizes):
+            moved = self.curve(index, log_rates[index])
+            moved -= self.curve(index, math.log(self.used[size]))
+            for seed in range(seeds):
+                value = self.finals.get(seed, pd.Series(dtype=float)).get(size, math.nan)
+                if not math.isfinite(value):
+                    value = self.finals.loc[size].mean() + self.of_seeds.get(seed, 0.0)
+                    value += self.rng.choice(self.noise)
+                losses[index, seed] = value + moved
+        return losses
+
+    def seconds_of(self, index: int, loss: float) -> float:
+        """Return the seconds of a trial that runs to its end."""
+        seconds = float(self.seconds.iloc[index])
+        if not self.objective.is_ratio:
+            return seconds
+        most = float(self.finals.iloc[index].mean()) + math.log(PRUNED_AT)
+        return seconds * math.exp(min(loss, most))
+
+
+def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]]:
+    """Search the rates of all batch sizes, until all have as many trials."""
+    tried: list[list[RateTrial]] = [[] for _ in recorded.sizes]
+    trial_count = 0
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for index, trials in enumerate(tried):
+            grid = [recorded.centres[index] * factor for factor in GRID]
+            rates = next_rates(trials, grid, FINEST, trial_count)
+            while rates:
+                for rate in rates:
+                    loss = recorded.tuning_loss(index, rate, TUNING_SEED)
+                    trials.append(RateTrial(rate, loss))
+                is_settled = False
+                rates = next_rates(trials, grid, FINEST, trial_count)
+        trial_count = max(map(len, tried))
+        if any(len(trials) < trial_count for trials in tried):
+            is_settled = False
+
+    for index, trials in enumerate(tried):
+        shares = _shares(recorded, trials)
+        for trial, share in zip(trials, shares, strict=True):
+            assert trial.loss is not None
+            cost.add("search", recorded.seconds_of(index, trial.loss), share)
+    return [{t.rate: {TUNING_SEED: t.loss} for t in trials if t.loss} for trials in tried]
+
+
+def _shares(recorded: Recorded, trials: Sequence[RateTrial]) -> list[float]:
+    """Return the share of each trial that runs before it is pruned.
+
+    Trials of the grid are compared by their final losses, as if these showed at every rung.
+    """
+    bounds = neighbours(trials)
+    shares = [1.0] * len(trials)
+    if recorded.objective.is_ratio:  # pruned by their tokens
+        return shares
+    losses = {str(index): (t.rate, t.loss or 0.0) for index, t in enumerate(trials)}
+    raced = [str(index) for index in range(len(GRID))]
+    for rung in RUNGS:
+        kept = survivors({name: losses[name] for name in raced})
+        for name in raced:
+            if name not in kept and trials[int(name)] not in bounds:
+                shares[int(name)] = float(rung)
+        raced = [name for name in raced if name in kept]
+    return shares
+
+
+def replay(recorded: Recorded, most_seeds: int) -> tuple[Cost, Decision, list[str]]:
+    """Return the cost, the last decision and the verdicts at every look."""
+    cost = Cost()
+    searches = search(recorded, cost)
+    points = [rate_points(losses) for losses in searches]
+    used = rates_to_use(stack_points(points))
+    losses = recorded.final_losses(used, most_seeds)
+    seeds = np.full(len(used), LOOKS[0])
+    tuning_seeds = np.ones(len(used), int)
+    for index in range(len(used)):
+        for seed in range(LOOKS[0]):
+            cost.add("seeds", recorded.seconds_of(index, losses[index, seed]))
+
+    looks = []
+    while True:
+        points = [rate_points(tried) for tried in searches]
+        between = [rates_between(row) for row in points]
+        has_run = np.arange(most_seeds) < seeds[:, None]
+        decision = decide(np.where(has_run, losses, np.nan), stack_points(points), used, LOOKS)
+        looks.append(_verdicts(decision, recorded.tolerance))
+        is_refinable = np.array([len(rates) > 0 for rates in between])
+        more_seeds, more, needs_rates = next_trainings(
+            decision, seeds, tuning_seeds, is_refinable, recorded.tolerance, most_seeds
+        )
+        if (more_seeds == seeds).all() and (more == tuning_seeds).all() and not needs_rates.any():
+            return cost, decision, looks
+
+        for index in range(len(used)):
+            for seed in range(seeds[index], more_seeds[index]):
+                cost.add("seeds", recorded.seconds_of(index, losses[index, seed]))
+            near = [rate for rate in searches[index] if _is_near(rate, points[index].log_rates)]
+            new = [(r, s) for r in near for s in range(tuning_seeds[index], more[index])]
+            if needs_rates[index]:
+                new += [(rate, 0) for rate in between[index]]
+            for rate, seed in new:
+                loss = recorded.tuning_loss(index, rate, TUNING_SEED + seed)
+                searches[index].setdefault(rate, {})[TUNING_SEED + seed] = loss
+                purpose = "tuning seeds" if seed else "rates"
+                cost.add(purpose, recorded.seconds_of(index, loss))
+        seeds = more_seeds
+        tuning_seeds = more
+
+
+def _is_near(rate: float, log_rates: np.ndarray) -> bool:
+    return bool(np.isclose(math.log(rate), log_rates).any())
+
+
+def _verdicts(decision: Decision, tolerance: float) -> str:
+    """Write a letter per batch size: within, outside or undecided."""
+    within = decision.is_within(tolerance)
+    outside = decision.is_outside(tolerance)
+    return "".join("w" if w else "o" if o else "-" for w, o in zip(within, outside, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--max-seeds", type=int, default=LOOKS[-1])
+    arguments = parser.parse_args()
+    sweep = load_sweep(arguments.folder)
+    hours = []
+    for draw in range(arguments.draws):
+        recorded = Recorded(sweep, np.random.default_rng(draw))
+        cost, _, looks = replay(recorded, arguments.max_seeds)
+        purposes = ", ".join(
+            f"{name} {count:.0f} ({cost.seconds[name] / 3600:.2f} h)"
+            for name, count in cost.trainings.items()
+        )
+        hours.append(sum(cost.seconds.values()) / 3600)
+        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}", flush=True)
+    print(f"median {np.median(hours):.2f} h, {min(hours):.2f} to {max(hours):.2f}")
+
+
+if __name__ == "__main__":
+    main()
