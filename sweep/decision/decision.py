@@ -8,7 +8,7 @@ All arrays may hold many sweeps at once.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -104,6 +104,7 @@ class Decision:
         return self._gaps_of(*self.differences)
 
     def _gaps_of(self, low: Floats, high: Floats) -> tuple[Floats, Floats]:
+        """Return the ends of the gaps, by those of the differences."""
         is_compared = np.isfinite(self.mean)
         is_pair = is_compared[..., :, None] & is_compared[..., None, :]
         is_pair &= ~np.eye(self.mean.shape[-1], dtype=bool)
@@ -152,14 +153,31 @@ class Decision:
     def is_outside(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_low > tolerance)
 
-    def may_be_decided(self, tolerance: float) -> Flags:
-        """Return whether some differences inside the intervals would decide without seed noise."""
+    def reach_of_seeds(self) -> tuple[Floats, Floats]:
+        """The largest low end and the least high end that gaps may have without noise of seeds.
+
+        They are those of the most favourable differences inside the present intervals, (..., k).
+        """
         estimate, below, above = self._estimates(np.zeros(self.half_width.shape))
+        lowest = estimate - self.half_width
+        highest = estimate + self.half_width
         with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
-            low, high = self._gaps_of(
-                estimate + self.half_width - below, estimate - self.half_width + above
-            )
-        return np.asarray((high <= tolerance) | (low > tolerance))
+            return self._gaps_of(highest - below, lowest + above)
+
+    def reach_of_rates(self) -> tuple[Floats, Floats]:
+        """The same if the best rates were known exactly, for regrets inside their bounds."""
+        if self.rates is None:
+            return self.gaps
+        of_rates = replace(self, other_errors=None)
+        estimate, below, above = of_rates._estimates(np.zeros(self.half_width.shape))
+        lowest = estimate - below
+        highest = estimate + above
+
+        regret = np.nan_to_num(self.rates.regret)
+        exact = replace(self.rates, regret_low=regret, regret_high=regret)
+        _, below, above = replace(self, rates=exact)._estimates(self.half_width)
+        with np.errstate(invalid="ignore"):
+            return self._gaps_of(highest - below, lowest + above)
 
     @property
     def best_estimate(self) -> Floats:

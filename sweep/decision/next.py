@@ -146,11 +146,11 @@ def next_trainings(
 ) -> tuple[Counts, Counts, Flags]:
     """Return the seeds and tuning seeds that each batch size should have, and which need rates.
 
-    Batch sizes that are undecided get more, and the best of all. Tuning comes first: rates next to
-    the best one if the curve has a corner, and if the regret is not known to within half of the
-    tolerance, such rates where the curve does not fit, else tuning seeds. Seeds follow only where
-    they may decide. All have the shape (..., k). Nothing changes once every batch size is decided,
-    or nothing may decide more.
+    Batch sizes that are undecided get more, and the best of all. Tuning comes first, only if
+    verdicts may change were the rates known exactly: rates next to the best one if the curve has a
+    corner, and if the regret is not known to within half of the tolerance, such rates where the
+    curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
+    shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
     """
     is_decided = decision.is_within(tolerance) | decision.is_outside(tolerance)
     is_compared = np.isfinite(decision.mean)
@@ -158,16 +158,24 @@ def next_trainings(
     estimate = np.where(is_compared, decision.best_estimate, np.inf)
     is_best = estimate == estimate.min(-1, keepdims=True)
 
-    needs_seeds = is_open & decision.may_be_decided(tolerance)
+    low, high = decision.reach_of_seeds()
+    needs_seeds = is_open & ((high <= tolerance) | (low > tolerance))
     needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
-    is_open |= is_best & is_open.any(-1, keepdims=True)
+
+    low, high = decision.reach_of_rates()
+    may_be_within = is_open & (high <= tolerance)
+    # Exact rates show that a batch size is within only if those that keep it open are exact too.
+    keeps_open = may_be_within[..., :, None] & (decision.differences[1] > tolerance)
+    needs_tuning = may_be_within | (is_open & ((low > tolerance) | keeps_open.any(-2)))
+    needs_tuning |= is_best & needs_tuning.any(-1, keepdims=True)
 
     wanted = tuning_seeds
     needs_rates = np.zeros(is_open.shape, bool)
     if decision.rates is not None:
         spread = decision.rates.regret_high - decision.rates.regret_low
-        is_unclear = is_open & (spread > tolerance / 2) & np.isfinite(spread)
-        needs_rates = (is_unclear & decision.rates.misfits) | (is_open & decision.rates.has_corner)
+        is_unclear = needs_tuning & (spread > tolerance / 2) & np.isfinite(spread)
+        needs_rates = is_unclear & decision.rates.misfits
+        needs_rates |= needs_tuning & decision.rates.has_corner
         needs_rates &= (tuning_seeds == 1) & is_refinable
 
         doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)

@@ -1,6 +1,7 @@
 """Which trials come next, from records of those that ended."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,19 +121,43 @@ def test_nothing_follows_once_all_is_decided_or_the_most_seeds_are_reached():
     assert list(next_of(close, 0.01, most=8)[0]) == [8, 8, 8]
 
 
-def test_an_uncertain_rate_gets_tuning_seeds_before_the_batch_size_gets_seeds():
+def test_an_uncertain_rate_gets_tuning_seeds_once_they_may_decide_and_before_more_seeds():
     logs = np.log([5e-4, 1e-3, 2e-3])
     losses = np.array([[1.003, 1.0, 1.003], [1.003, 1.0, 1.003]])
     points = RatePoints(
         np.tile(logs, (2, 1)), losses, np.tile(logs[[0, 2]], (2, 1)), np.ones(2), np.zeros(2)
     )
-    finals = 0.01 * np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.1]])
-    decision = decide(finals, points, np.log([1e-3] * 2), LOOKS)
-    none = np.zeros(2, bool)
-    seeds, tuning, _ = next_trainings(decision, np.full(2, 3), np.ones(2, int), none, 0.01, 20)
-    assert list(seeds) == [3, 3] and list(tuning) == [2, 2]
-    seeds, tuning, _ = next_trainings(decision, np.full(2, 3), np.full(2, 4), none, 0.01, 20)
-    assert list(seeds) == [5, 5] and list(tuning) == [4, 4]
+    finals = 0.01 * np.array([[0.0, 1.0, 2.0, 1.5, 0.5], [1.0, 0.0, 2.1, 1.0, 0.9]])
+
+    def following(seeds, tuning_seeds):
+        decision = decide(finals[:, :seeds], points, np.log([1e-3] * 2), LOOKS)
+        assert (decision.rates.regret_high - decision.rates.regret_low > 0.005).all()
+        counts = np.full(2, seeds), np.full(2, tuning_seeds)
+        more, tuning, _ = next_trainings(decision, *counts, np.zeros(2, bool), 0.01, 20)
+        return list(more), list(tuning)
+
+    assert following(seeds=3, tuning_seeds=1) == ([5, 5], [1, 1])  # noise alone keeps it open
+    assert following(seeds=5, tuning_seeds=1) == ([5, 5], [2, 2])
+    assert following(seeds=5, tuning_seeds=4) == ([8, 8], [4, 4])
+
+
+def test_rates_that_are_exact_gain_at_most_what_their_bounds_allow():
+    rng = np.random.default_rng(2)
+    logs = np.tile(np.log([5e-4, 1e-3, 2e-3]), (3, 1))
+    losses = 1.0 + 0.1 * np.square(logs - logs[:, 1:2])
+    points = RatePoints(logs, losses, logs[:, [0, 2]], np.ones(3), np.zeros(3))
+    finals = np.array([[0.0], [0.01], [0.02]]) + 0.003 * rng.normal(size=(3, 5))
+    decision = decide(finals, points, logs[:, 1], LOOKS)
+    low, high = decision.reach_of_rates()
+    assert (low >= decision.gap_low).all() and (high <= decision.gap_high).all()
+    exact = replace(
+        decision.rates, regret_low=decision.rates.regret, regret_high=decision.rates.regret
+    )
+    known = replace(decision, rates=exact)
+    assert (low >= known.gap_low).all() and (high <= known.gap_high).all()
+    np.testing.assert_array_equal(known.reach_of_rates(), known.gaps)
+    untuned = replace(decision, rates=None)
+    np.testing.assert_array_equal(untuned.reach_of_rates(), untuned.gaps)
 
 
 def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():

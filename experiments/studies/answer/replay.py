@@ -4,8 +4,8 @@
 
 The code of real sweeps searches the rates, prunes and decides; the losses are those that the sweep
 recorded. A loss at a rate or a seed that was not recorded is that of the fitted curve, or of the
-batch size's mean and the seed's deviation, plus a residual drawn from the recorded ones. Seconds are
-the medians of the recorded trials of each batch size.
+batch size's mean and the seed's deviation, plus a residual drawn from the recorded ones. Seconds
+are the medians of the recorded trials of each batch size.
 """
 
 import argparse
