@@ -55,10 +55,18 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     centre: Annotated[
         float | None, Field(gt=0, le=1e6), RunFlag(Group.TUNING, "tune-centre", "RATE")
     ] = None
-    """Centre of the grid of rates at every batch size; by default one that suits tinystories."""
+    """Centre of the first rates, by default the experiment's own lr or one for tinystories."""
+    centred_by: Annotated[Literal["fit", "rule"], RunFlag(Group.TUNING, "centre")] = "fit"
+    """fit: try rates near those predicted by the batch sizes before. rule: search each alone."""
+    rule: str | None = None  # policy that gives the centre; the file's lr, if a flag replaces it
     # centres of single optimizers, by name
     centres: dict[OptimizerName, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
+
+    @property
+    def predicts_rates(self) -> bool:
+        """Whether the best rates of some batch sizes predict those of others."""
+        return self.centred_by == "fit" and self.dimensions == ("lr",)
 
 
 class AnswerSettings(Settings, use_attribute_docstrings=True):

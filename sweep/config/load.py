@@ -23,6 +23,8 @@ from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiment
 from sweep.usercode.commands import refuse_unusable_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
+# Flags that make the rate of an experiment's file one of another training.
+OF_OWN_RATE = {"command", "init", "lora", "model", "optimizer", "optimizers", "workload"}
 # Flags of the keys of a workload, such as group_size.
 WORKLOAD_KEYS = [
     field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
@@ -61,6 +63,7 @@ def load_experiment(
     if is_other_model and "schedule" not in flags and not _is_path(name):
         _drop_warmup_of_shipped_model(fields)
 
+    _keep_own_rate(fields, file, flags)
     _check_command(fields, flags)
     fields |= _fields_without_text(fields)
     _complete_model(fields)
@@ -71,6 +74,21 @@ def load_experiment(
 
     experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
     return _with_one_optimizer(experiment)
+
+
+def _keep_own_rate(
+    fields: dict[str, Any], file: Mapping[str, Any], flags: Mapping[str, Any]
+) -> None:
+    """Keep the file's rate, which a flag replaces, as the rule for the first rates of a search.
+
+    It is the rate of the file's model and optimizer, and says nothing about others.
+    """
+    if "name" not in file or "lr" not in file or flags.get("lr") in (None, file["lr"]):
+        return
+    tuning = fields.get("tuning", {})
+    has_choice = isinstance(tuning, Mapping) and "rule" in tuning
+    if not has_choice and isinstance(tuning, Mapping) and flags.keys().isdisjoint(OF_OWN_RATE):
+        fields["tuning"] = {**tuning, "rule": str(file["lr"])}
 
 
 def _with_one_optimizer(experiment: Experiment) -> Experiment:

@@ -21,6 +21,7 @@ class Overrides(Keywords, total=False):
     answer: Mapping[str, Any] | None
     batches: str | Sequence[int | str] | None
     budget: int | str | None
+    centre: Literal["fit", "rule"] | None
     code_folder: str | None
     command: str | None
     context: int | str | None

@@ -194,8 +194,15 @@ def best_log_rates(points: RatePoints) -> Floats:
 
     It is no higher than the highest rate near the best that did not diverge.
     """
-    optimum = _possible_curves(points, np.zeros(points.seeds.shape)).optimum
-    return _measured_or(optimum, points)
+    log_rates, _ = best_curve(points)
+    return log_rates
+
+
+def best_curve(points: RatePoints) -> tuple[Floats, Floats]:
+    """Return the `best_log_rates`, and the curvature, a mean of both sides; NaN without a fit."""
+    curves = _possible_curves(points, np.zeros(points.seeds.shape))
+    mean_curvature = curves.curvature * (1 + curves.ratio) / 2
+    return _measured_or(curves.optimum, points), np.asarray(mean_curvature)
 
 
 def _measured_or(log_rates: Floats, points: RatePoints) -> Floats:
@@ -395,6 +402,8 @@ def _possible_curves(points: RatePoints, variance: Floats) -> _PossibleCurves:
         noise = variance / points.seeds
         misfits = misfit > MISFIT * noise
         slack = SLACK * np.where(misfits, misfit, noise)
+        of_exact_fits = np.where(degrees > 0, 0.0, TIE * fit.total)  # many curves fit few points
+        slack = np.maximum(slack, of_exact_fits)
 
         bound_of_family = least_of_family + slack[..., None]
         first, last = _ends(lowest, fit.squares <= bound_of_family[..., None])

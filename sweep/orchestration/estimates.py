@@ -253,6 +253,21 @@ def parse_cluster(text: str) -> tuple[int, int]:
     return parse_count(match[1] or 1, "cluster: nodes"), parse_count(match[2], "cluster: gpus")
 
 
+def _stages(rows: Sequence[PlannedTrial]) -> list[list[PlannedTrial]]:
+    """Return the trials that may run at once, in the order in which they start.
+
+    A batch size whose first rates are predicted starts after those before it; final trials without
+    a rate follow all tuning trials.
+    """
+    known = [row for row in rows if row.id is not None]
+    waiting: dict[int, list[PlannedTrial]] = {}
+    for row in rows:
+        if row.id is None and row.stage == "tune":
+            waiting.setdefault(row.batch_size, []).append(row)
+    finals = [row for row in rows if row.id is None and row.stage == "final"]
+    return [known, *waiting.values(), finals]
+
+
 def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
     """Return the cost of a plan's trials on equally fast devices, as JSON values.
 
@@ -275,8 +290,8 @@ def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
 
     slot_count = nodes * (gpus // per_trial)
     makespan = 0.0
-    for awaits_rate in (False, True):  # such trials start after all tuning trials
-        lengths = [row.forecast_seconds or 0.0 for row in rows if (row.id is None) is awaits_rate]
+    for stage in _stages(rows):
+        lengths = [row.forecast_seconds or 0.0 for row in stage]
         free_at = [makespan] * slot_count  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):
             heapq.heapreplace(free_at, free_at[0] + seconds)

@@ -16,7 +16,7 @@ from sweep.plan.accumulation import choose_microbatch
 from sweep.plan.course import Course, are_close, tokens_per_trial
 from sweep.plan.learning_rate import warmup_steps
 from sweep.plan.policies import LEAST_SEEDS, Policy, is_tuned, parse_policy
-from sweep.plan.rate_search import GRID
+from sweep.plan.rate_search import GRID, PREDICTED
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
@@ -203,7 +203,10 @@ class Plan(Inputs):
         tuning = self.settings.tuning
         optimizer = arm.optimizer or self.settings.optimizer.name
         chosen = tuning.centres.get(optimizer, tuning.centre)
-        return policy.rate_at(arm.batch_size, optimizer) if chosen is None else chosen
+        if chosen is not None:
+            return chosen
+        rule = policy if tuning.rule is None else parse_policy(tuning.rule)
+        return rule.rate_at(arm.batch_size, optimizer)
 
     @property
     def tuned_policy(self) -> str | None:
@@ -332,13 +335,14 @@ def build_plan(
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
         tuning_tokens, _ = _tokens_of_arms(experiment, old_rows, is_of_tuning=True)
+        has_search = {*winners, *_searched_arms(policy, old_rows)}
         for arm in experiment.arms:
             if arm in winners:
                 continue
             row = _plan_arm(plan, policy, arm, tuning_tokens[arm])
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            centre = plan.tuning_centre(policy, row.arm)
-            rows += [plan.with_rate(row, centre * factor) for factor in GRID]
+            rows += _first_trials(plan, policy, row, has_search)
+            has_search.add(arm)
 
     for arm in experiment.arms:
         final = _plan_arm(plan, policy, arm, tokens[arm])
@@ -354,6 +358,32 @@ def build_plan(
                 row = plan.with_rate_of(winners[arm], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
+
+
+def _searched_arms(policy: Policy, rows: Sequence[PlannedTrial]) -> set[Arm]:
+    """Return the arms with tuning trials of a policy."""
+    return {row.arm for row in rows if row.stage == "tune" and row.policy == policy.name}
+
+
+def _first_trials(
+    plan: Plan, policy: Policy, row: PlannedTrial, has_search: Collection[Arm]
+) -> list[PlannedTrial]:
+    """Return the first tuning trials of an arm, like a row.
+
+    They have no rates yet if searches of other batch sizes are to predict them; and none are
+    returned if its own search has begun with such rates.
+
+    Args:
+        plan: the plan of the command.
+        policy: its policy.
+        row: a tuning trial of the arm.
+        has_search: the arms whose searches have begun, or begin before this one.
+    """
+    predicts = plan.settings.tuning.predicts_rates
+    if predicts and any(arm.optimizer == row.optimizer for arm in has_search):
+        return [] if row.arm in has_search else [row] * PREDICTED
+    centre = plan.tuning_centre(policy, row.arm)
+    return [plan.with_rate(row, centre * factor) for factor in GRID]
 
 
 def _tokens_of_arms(

@@ -28,13 +28,18 @@ from sweep.decision.curves import (
     stack_points,
 )
 from sweep.decision.decision import LOOKS, Counts, Decision, decide
+from sweep.decision.first_rates import first_rates
 from sweep.decision.next import TUNING_SEEDS, next_trainings
 from sweep.plan.plan import TUNING_SEED
-from sweep.plan.rate_search import FINEST, GRID, RateTrial, next_rates
+from sweep.plan.rate_search import FINEST, RateTrial, next_rates
 
 TOLERANCE = 0.01
 CHUNK = 500  # sweeps that are decided at once
 MOST_SEEDS = 20
+SIZE_RATIO = 4  # of neighbouring batch sizes
+SLOPES = (0.1, 0.6)  # of the best log rates over those of the batch sizes
+USUAL_SLOPE = 0.3  # of the rule for the second batch size
+OFF_LINE = 0.2  # standard deviation of best log rates about their line
 Search = list[dict[float, dict[int, float]]]  # losses by batch size, rate and tuning seed
 EQUAL = (0.0,) * 5
 SPREAD = (0.0, 0.004, 0.02, 0.06, 0.15)  # a typical sweep
@@ -113,38 +118,41 @@ class Result:
 
 
 def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
-    """Search the rates of one sweep, until all batch sizes have as many trials.
+    """Search the rates of one sweep, in the order of the batch sizes.
 
-    `shifts` are those of the best log rate of the first tuning seed, (k,).
+    Their best rates lie near a line in logarithms, with a standard deviation of OFF_LINE. Rates are
+    those over the best one, so that a batch size sees the others' from where it lies on the line.
+
+    Args:
+        case: the kind of sweep.
+        shifts: those of the best log rate of the first tuning seed, (k,).
+        rng: draws the losses.
     """
-    tried: list[list[RateTrial]] = [[] for _ in case.best]
-    centres = np.exp(rng.uniform(-0.35, 0.35, len(tried)))
-    trial_count = 0
-    is_settled = False
-    while not is_settled:
-        is_settled = True
-        for index, (trials, centre) in enumerate(zip(tried, centres, strict=True)):
-            grid = [centre * rate for rate in GRID]
-            rates = next_rates(trials, grid, case.finest, trial_count)
-            while rates:
-                log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
-                losses = case.expected(log_rates - shifts[:, None])
-                losses = losses + case.draw(log_rates.shape, rng)
-                trials += map(RateTrial, rates, losses[index].tolist())
-                is_settled = False
-                rates = next_rates(trials, grid, case.finest, trial_count)
-        trial_count = max(map(len, tried))
-        if any(len(trials) < trial_count for trials in tried):
-            is_settled = False
-    return [_losses_by_rate(trials) for trials in tried]
-
-
-def _losses_by_rate(trials: Sequence[RateTrial]) -> dict[float, dict[int, float]]:
-    losses = {}
-    for trial in trials:
-        assert trial.loss is not None
-        losses[trial.rate] = {TUNING_SEED: trial.loss}
-    return losses
+    k = len(case.best)
+    log_sizes = np.log(SIZE_RATIO) * np.arange(k)
+    line = rng.uniform(*SLOPES) * log_sizes
+    best_rates = np.exp(line + OFF_LINE * rng.standard_normal(k))
+    centre = float(best_rates[0] * np.exp(rng.uniform(-0.35, 0.35)))
+    searches: Search = []
+    values: dict[int, dict[float, float]] = {}
+    for index, best_rate in enumerate(best_rates):
+        size = SIZE_RATIO**index
+        trials: list[RateTrial] = []
+        rates: tuple[float, ...] = (0.0,)
+        while rates:
+            own = {trial.rate: trial.loss for trial in trials if trial.loss is not None}
+            first = first_rates(
+                size, own, values, TOLERANCE, centre, rule=lambda size: size**USUAL_SLOPE
+            )
+            finest = first.finest if case.finest == FINEST else case.finest
+            rates = next_rates(trials, first.rates, finest)
+            log_rates = np.log(np.broadcast_to(rates, (k, len(rates)))) - math.log(best_rate)
+            losses = case.expected(log_rates - shifts[:, None])
+            losses = losses + case.draw(log_rates.shape, rng)
+            trials += map(RateTrial, rates, losses[index].tolist())
+        values[size] = own
+        searches.append({rate / best_rate: {TUNING_SEED: loss} for rate, loss in own.items()})
+    return searches
 
 
 def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:

@@ -18,12 +18,14 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.results import Sweep, load_sweep
+from sweep.config.arms import Arm
 from sweep.decision.curves import rate_points, rates_between, rates_to_use, stack_points
 from sweep.decision.decision import LOOKS, Decision, decide
+from sweep.decision.first_rates import first_rates_of
 from sweep.decision.next import next_trainings
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
-from sweep.plan.rate_search import FINEST, GRID, RUNGS, RateTrial, neighbours, next_rates, survivors
+from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, next_rates, survivors
 
 CLOSE = 1e-6  # relative difference of rates that count as one
 PRUNED_AT = 2.0  # times the least tokens to the target, at which a trial to a target is pruned
@@ -53,15 +55,19 @@ class Recorded:
         self.objective = result.answer.compared
         self.tolerance = sweep.plan.settings.objective.margin
         policy = parse_policy(str(sweep.plan.tuned_policy))
+        self.plan = sweep.plan
+        self.policy = policy
         arms = {row.batch_size: row.arm for row in sweep.plan.known_trials}
-        self.centres = [sweep.plan.tuning_centre(policy, arms[size]) for size in self.sizes]
+        self.arms = [arms[size] for size in self.sizes]
 
         trials = sweep.trials
         is_own = (trials["policy"] == result.policy) & (trials["state"] == "COMPLETE")
         own = trials[is_own]
         finals = own[own["stage"] == "final"]
         values = finals[self.objective.name].astype(float)
-        values = np.log(values) if self.objective.is_ratio else self.objective.sign * values
+        values = self.objective.sign * values
+        if self.objective.is_ratio:
+            values = values.map(math.log)
         finals = finals.assign(value=values)
         table = finals.pivot_table("value", "batch_size", "seed").reindex(self.sizes)
         self.finals = table
@@ -122,34 +128,29 @@ class Recorded:
 
 
 def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]]:
-    """Search the rates of all batch sizes, until all have as many trials."""
-    tried: list[list[RateTrial]] = [[] for _ in recorded.sizes]
-    trial_count = 0
-    is_settled = False
-    while not is_settled:
-        is_settled = True
-        for index, trials in enumerate(tried):
-            grid = [recorded.centres[index] * factor for factor in GRID]
-            rates = next_rates(trials, grid, FINEST, trial_count)
-            while rates:
-                for rate in rates:
-                    loss = recorded.tuning_loss(index, rate, TUNING_SEED)
-                    trials.append(RateTrial(rate, loss))
-                is_settled = False
-                rates = next_rates(trials, grid, FINEST, trial_count)
-        trial_count = max(map(len, tried))
-        if any(len(trials) < trial_count for trials in tried):
-            is_settled = False
+    """Search the rates of all batch sizes, in the order of the plan."""
+    tried: list[list[RateTrial]] = []
+    values: dict[Arm, dict[float, float]] = {}
+    for index, arm in enumerate(recorded.arms):
+        trials: list[RateTrial] = []
+        is_settled = False
+        while not is_settled:
+            values[arm] = {t.rate: t.loss for t in trials if t.loss is not None}
+            first = first_rates_of(recorded.plan, recorded.policy, arm, values)
+            rates = next_rates(trials, first.rates, first.finest)
+            for rate in rates:
+                trials.append(RateTrial(rate, recorded.tuning_loss(index, rate, TUNING_SEED)))
+            is_settled = not rates
+        tried.append(trials)
 
-    for index, trials in enumerate(tried):
-        shares = _shares(recorded, trials)
+        shares = _shares(recorded, trials, first.rates)
         for trial, share in zip(trials, shares, strict=True):
             assert trial.loss is not None
             cost.add("search", recorded.seconds_of(index, trial.loss), share)
     return [{t.rate: {TUNING_SEED: t.loss} for t in trials if t.loss} for trials in tried]
 
 
-def _shares(recorded: Recorded, trials: Sequence[RateTrial]) -> list[float]:
+def _shares(recorded: Recorded, trials: Sequence[RateTrial], grid: Sequence[float]) -> list[float]:
     """Return the share of each trial that runs before it is pruned.
 
     Trials of the grid are compared by their final losses, as if these showed at every rung.
@@ -159,7 +160,7 @@ def _shares(recorded: Recorded, trials: Sequence[RateTrial]) -> list[float]:
     if recorded.objective.is_ratio:  # pruned by their tokens
         return shares
     losses = {str(index): (t.rate, t.loss or 0.0) for index, t in enumerate(trials)}
-    raced = [str(index) for index in range(len(GRID))]
+    raced = [str(index) for index, trial in enumerate(trials) if is_in(trial.rate, grid)]
     for rung in RUNGS:
         kept = survivors({name: losses[name] for name in raced})
         for name in raced:

@@ -1,0 +1,147 @@
+"""The first rates of a batch size's search: a grid, or a few around what others predict.
+
+The best rates of the batch sizes that were tuned before lie near a line in logarithms,
+lr* = c·B^p. The line only chooses which rates are tried; what is said about a batch size comes from
+its own trials.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sweep.config.arms import Arm
+from sweep.decision.curves import STEEPNESS, best_curve, rate_points
+from sweep.plan.plan import TUNING_SEED, Plan
+from sweep.plan.policies import Policy
+from sweep.plan.rate_search import FINEST, GRID, PREDICTED, is_in
+
+Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
+
+
+FLAT = 1.0  # tolerances by which a curve rises over a factor of √2, below which it is flat
+STEEP = 5.0  # and above which it is steep
+SPACING_OF_FLAT = 2.0  # ratio of neighbouring rates
+SPACING_OF_STEEP = 2.0**0.25
+
+
+@dataclass(frozen=True)
+class FirstRates:
+    """The rates that a search begins with, and how close it comes to the best one."""
+
+    rates: tuple[float, ...]
+    finest: float = FINEST  # ratio of neighbouring rates at which refinement ends
+
+
+def first_rates_of(
+    plan: Plan, policy: Policy, arm: Arm, values: Mapping[Arm, Values]
+) -> FirstRates:
+    """Return the first rates of an arm in a plan.
+
+    Args:
+        plan: the plan of the sweep.
+        policy: the tuned policy.
+        arm: the arm whose rates are searched.
+        values: those of its trials, and of the arms with its optimizer that were tuned before.
+    """
+    earlier = {}
+    if plan.settings.tuning.predicts_rates:
+        earlier = {
+            other.batch_size: values[other]
+            for other in values
+            if other != arm and other.optimizer == arm.optimizer
+        }
+    optimizer = arm.optimizer or plan.settings.optimizer.name
+    return first_rates(
+        batch_size=arm.batch_size,
+        tried=values.get(arm, {}),
+        earlier=earlier,
+        tolerance=plan.settings.objective.margin,
+        centre=plan.tuning_centre(policy, arm),
+        rule=lambda batch_size: policy.rate_at(batch_size, optimizer),
+    )
+
+
+def first_rates(
+    batch_size: int,
+    tried: Values,
+    earlier: Mapping[int, Values],
+    tolerance: float,
+    centre: float,
+    rule: Callable[[int], float],
+) -> FirstRates:
+    """Return the rates that a search begins with.
+
+    They are a grid around the centre, or three rates around the prediction from earlier batch
+    sizes, closer together the steeper their curves are. Two more follow if these three have another
+    curvature than the earlier ones, by more than a curve may have on its two sides.
+
+    Args:
+        batch_size: the one whose rates are searched.
+        tried: the values of its own trials.
+        earlier: those of batch sizes that were tuned before.
+        tolerance: the difference of values that matters.
+        centre: the centre of the grid without a prediction.
+        rule: the rate at a batch size by a rule, which one earlier batch size is extrapolated with.
+    """
+    grid = tuple(centre * factor for factor in GRID)
+    has_begun_with_grid = all(is_in(rate, tried) for rate in grid)
+    best_rates: dict[int, float] = {}
+    curvatures: list[float] = []
+    for size, values in earlier.items():
+        best, curvature = _best_of(values)
+        if math.isfinite(best):
+            best_rates[size] = best
+        if math.isfinite(curvature):
+            curvatures.append(curvature)
+    if has_begun_with_grid or not best_rates:
+        return FirstRates(grid)
+
+    usual = float(np.median(curvatures)) if curvatures else math.nan
+    rise = usual * math.log(FINEST) ** 2 / tolerance
+    spacing = FINEST
+    finest = FINEST
+    if rise < FLAT:
+        spacing = SPACING_OF_FLAT
+        finest = SPACING_OF_FLAT
+    elif rise > STEEP:
+        finest = SPACING_OF_STEEP
+
+    predicted = _predict(batch_size, best_rates, rule)
+    near: tuple[float, ...] = (predicted, predicted / spacing, predicted * spacing)
+    values_near = {rate: value for rate, value in tried.items() if is_in(rate, near)}
+    if _is_lowest_inside(values_near):
+        _, curvature = _best_of(values_near)
+        if not usual / STEEPNESS <= curvature <= usual * STEEPNESS:
+            near += (predicted / spacing**2, predicted * spacing**2)
+    return FirstRates(near, finest)
+
+
+def _is_lowest_inside(values: Values) -> bool:
+    """Return True if all rates near a prediction have values, and the middle one has the least."""
+    ordered = [values[rate] for rate in sorted(values)]
+    return len(ordered) == PREDICTED and ordered[0] > ordered[1] < ordered[2]
+
+
+def _predict(
+    batch_size: int, best_rates: Mapping[int, float], rule: Callable[[int], float]
+) -> float:
+    """Return the rate at a batch size on the line through best log rates, with three digits."""
+    sizes = [*best_rates]
+    if len(sizes) == 1:
+        log_rate = best_rates[sizes[0]] + math.log(rule(batch_size) / rule(sizes[0]))
+    else:
+        line = np.polynomial.Polynomial.fit(np.log(sizes), [*best_rates.values()], 1)
+        log_rate = float(line(math.log(batch_size)))
+    return float(f"{math.exp(log_rate):.3g}")
+
+
+def _best_of(values: Values) -> tuple[float, float]:
+    """Return the best log rate and the curvature of the curve that fits best.
+
+    Without a result, the rate is NaN.
+    """
+    points = rate_points({rate: {TUNING_SEED: value} for rate, value in values.items()})
+    log_rate, curvature = best_curve(points)
+    return float(log_rate), float(curvature)
