@@ -78,6 +78,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
     """Recommend by tokens, time or steps; by default time with a target or a budget of time."""
 
+    question: Annotated[Literal["which", "order"], RunFlag(name="answer")] = "which"
+    """which: one batch size to use, then stop. order: all of them, as --seeds auto can decide."""
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
     price: Annotated[float | None, Field(gt=0, le=1e9), RunFlag(Group.DEVICES)] = None
@@ -165,7 +167,7 @@ class Experiment(TrainingSettings):
     seeds: Annotated[int | str | None, BeforeValidator(_read_seeds), RunFlag(metavar="N|auto")] = (
         None
     )
-    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until all is clear."""
+    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until --answer is clear."""
     optimizers: Annotated[
         tuple[OptimizerName, ...], COMMAS, RunFlag(Group.TUNING, metavar="NAME,…")
     ] = ()

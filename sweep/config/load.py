@@ -116,7 +116,8 @@ def _refuse_repeated(flags: Mapping[str, Any]) -> None:
     keys.append(("model_option", ("model", "options")))
     for name, path in keys:
         is_in_table = len(path) > 1 and _contains(flags, path)
-        if name in flags and is_in_table:
+        is_flag = name in flags and not isinstance(flags[name], Mapping)
+        if is_flag and is_in_table:
             raise SweepError(f"{name} and {'.'.join(path)} set the same value. Leave one out.")
 
 

@@ -18,7 +18,7 @@ class Overrides(Keywords, total=False):
 
     accumulation: int | str | None
     activation_checkpointing: bool | None
-    answer: Mapping[str, Any] | None
+    answer: Literal["which", "order"] | Mapping[str, Any] | None
     batches: str | Sequence[int | str] | None
     budget: int | str | None
     centre: Literal["fit", "rule"] | None

@@ -147,6 +147,21 @@ class Decision:
             other_errors=other_errors,
         )
 
+    def in_time(self, log_ratios: tuple[Floats, Floats, Floats]) -> "Decision":
+        """Return the decision about times, if this one is about the logarithms of tokens.
+
+        Args:
+            log_ratios: of the times per token, row over column, (..., k, k), and their bounds; all
+                of them are known.
+        """
+        estimate, low, high = log_ratios
+        return replace(
+            self,
+            mean=self.mean + estimate[..., 0],
+            difference=self.difference + estimate,
+            other_errors=(estimate - low, high - estimate),
+        )
+
     def is_within(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_high <= tolerance)
 

@@ -101,8 +101,9 @@ def test_looks_follow_each_other_up_to_the_most_seeds(seeds, most, expected):
 def next_of(losses, tolerance, points=None, most=20, tuning=1):
     k, seeds = losses.shape
     decision = decide(losses, points, np.zeros(k), LOOKS)
+    counts = np.full(k, seeds), np.full(k, tuning)
     return next_trainings(
-        decision, np.full(k, seeds), np.full(k, tuning), np.zeros(k, bool), tolerance, most
+        decision, *counts, np.zeros(k, bool), tolerance, most, question="order", pursues="tokens"
     )
 
 
@@ -133,7 +134,9 @@ def test_an_uncertain_rate_gets_tuning_seeds_once_they_may_decide_and_before_mor
         decision = decide(finals[:, :seeds], points, np.log([1e-3] * 2), LOOKS)
         assert (decision.rates.regret_high - decision.rates.regret_low > 0.005).all()
         counts = np.full(2, seeds), np.full(2, tuning_seeds)
-        more, tuning, _ = next_trainings(decision, *counts, np.zeros(2, bool), 0.01, 20)
+        more, tuning, _ = next_trainings(
+            decision, *counts, np.zeros(2, bool), 0.01, 20, question="order", pursues="tokens"
+        )
         return list(more), list(tuning)
 
     assert following(seeds=3, tuning_seeds=1) == ([5, 5], [1, 1])  # noise alone keeps it open

@@ -30,6 +30,7 @@ from sweep.decision.curves import (
 from sweep.decision.decision import LOOKS, Counts, Decision, decide
 from sweep.decision.first_rates import first_rates
 from sweep.decision.next import TUNING_SEEDS, next_trainings
+from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.rate_search import FINEST, RateTrial, next_rates
 
@@ -61,6 +62,7 @@ class Case:
     missing: int = 0  # final trials without a result, of different batch sizes
     finest: float = FINEST  # ratio of neighbouring rates at which the search ends
     uses_best_tried: bool = False  # final trials at the best rate tried, as in tables of others
+    question: Question = "order"
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
 
     def describe(self) -> str:
@@ -223,7 +225,14 @@ def decide_in_looks(
 
         is_refinable = np.vectorize(len, [int])(between) > 0
         more_seeds, more, needs_rates = next_trainings(
-            decision, seeds, tuning_seeds, is_refinable, TOLERANCE, MOST_SEEDS
+            decision=decision,
+            seeds=seeds,
+            tuning_seeds=tuning_seeds,
+            is_refinable=is_refinable,
+            tolerance=TOLERANCE,
+            most_seeds=MOST_SEEDS,
+            question=case.question,
+            pursues="tokens",
         )
         is_new = (more > tuning_seeds) | needs_rates
         if (more_seeds == seeds).all() and not is_new.any():
@@ -290,6 +299,10 @@ def cases() -> Iterator[tuple[str, Case]]:
 
     for sigma, seeds in itertools.product((0.002, 0.006), (3, 5, 8, 12, 20, 0)):
         yield "trainings", Case(seeds, best=SPREAD, sigma=sigma)
+
+    for best, sigma in itertools.product((EQUAL, SPREAD, EDGE), (0.003, 0.006)):
+        for shift in (0.0, 0.05):
+            yield "which", Case(0, best=best, sigma=sigma, shift=shift, question="which")
 
     for curvature, sigma, k in itertools.product((0.2, 0.8), (0.006, 0.002), (2, 3, 5)):
         case = Case(0, best=EQUAL[:k], curvature=curvature, sigma=sigma, is_continued=True)

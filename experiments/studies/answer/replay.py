@@ -1,6 +1,6 @@
 """What would a published sweep cost with the present code, and what would it answer?
 
-    python experiments/studies/answer/replay.py FOLDER [--draws 20]
+    python experiments/studies/answer/replay.py FOLDER [--answer order] [--draws 20]
 
 The code of real sweeps searches the rates, prunes and decides; the losses are those that the sweep
 recorded. A loss at a rate or a seed that was not recorded is that of the fitted curve, or of the
@@ -23,6 +23,7 @@ from sweep.decision.curves import rate_points, rates_between, rates_to_use, stac
 from sweep.decision.decision import LOOKS, Decision, decide
 from sweep.decision.first_rates import first_rates_of
 from sweep.decision.next import next_trainings
+from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
 from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, next_rates, survivors
@@ -170,8 +171,10 @@ def _shares(recorded: Recorded, trials: Sequence[RateTrial], grid: Sequence[floa
     return shares
 
 
-def replay(recorded: Recorded, most_seeds: int) -> tuple[Cost, Decision, list[str]]:
-    """Return the cost, the last decision and the verdicts at every look."""
+def replay(
+    recorded: Recorded, most_seeds: int, question: Question
+) -> tuple[Cost, Decision, list[str]]:
+    """Return the cost, the last decision and the verdicts at every look; the losses count."""
     cost = Cost()
     searches = search(recorded, cost)
     points = [rate_points(losses) for losses in searches]
@@ -192,7 +195,14 @@ def replay(recorded: Recorded, most_seeds: int) -> tuple[Cost, Decision, list[st
         looks.append(_verdicts(decision, recorded.tolerance))
         is_refinable = np.array([len(rates) > 0 for rates in between])
         more_seeds, more, needs_rates = next_trainings(
-            decision, seeds, tuning_seeds, is_refinable, recorded.tolerance, most_seeds
+            decision=decision,
+            seeds=seeds,
+            tuning_seeds=tuning_seeds,
+            is_refinable=is_refinable,
+            tolerance=recorded.tolerance,
+            most_seeds=most_seeds,
+            question=question,
+            pursues="tokens",
         )
         if (more_seeds == seeds).all() and (more == tuning_seeds).all() and not needs_rates.any():
             return cost, decision, looks
@@ -227,6 +237,7 @@ def _verdicts(decision: Decision, tolerance: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--answer", choices=("which", "order"), default="which")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--max-seeds", type=int, default=LOOKS[-1])
     arguments = parser.parse_args()
@@ -234,13 +245,14 @@ def main() -> None:
     hours = []
     for draw in range(arguments.draws):
         recorded = Recorded(sweep, np.random.default_rng(draw))
-        cost, _, looks = replay(recorded, arguments.max_seeds)
+        cost, decision, looks = replay(recorded, arguments.max_seeds, arguments.answer)
+        best = recorded.sizes[int(np.nanargmin(decision.best_estimate))]
         purposes = ", ".join(
             f"{name} {count:.0f} ({cost.seconds[name] / 3600:.2f} h)"
             for name, count in cost.trainings.items()
         )
         hours.append(sum(cost.seconds.values()) / 3600)
-        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}", flush=True)
+        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}; best {best}", flush=True)
     print(f"median {np.median(hours):.2f} h, {min(hours):.2f} to {max(hours):.2f}")
 
 

@@ -1,0 +1,45 @@
+"""The question of a sweep: which batch size to use, or the order of all of them."""
+
+from typing import Literal
+
+import numpy as np
+
+from sweep.decision.decision import Decision, Flags
+
+Question = Literal["which", "order"]
+
+
+def undecided_of(decision: Decision, question: Question, pursues: str, tolerance: float) -> Flags:
+    """Return the batch sizes whose verdicts the question still needs, (..., k).
+
+    `order` needs those of all batch sizes that are compared. `which` needs that one is within the
+    tolerance: the best by the estimates is asked about. If steps count, it needs the largest one
+    that is, and therefore the verdicts of all larger ones.
+
+    Args:
+        decision: about the side that is pursued, as far as its losses or times are known.
+        question: which or order.
+        pursues: tokens, time or steps.
+        tolerance: of the values that are compared.
+    """
+    is_compared = np.isfinite(decision.mean)
+    is_within = decision.is_within(tolerance)
+    is_open = is_compared & ~is_within & ~decision.is_outside(tolerance)
+    if question == "order":
+        return np.asarray(is_open)
+    if pursues == "steps":
+        index = np.arange(is_open.shape[-1])
+        largest_within = np.where(is_within, index, -1).max(-1, keepdims=True)
+        return np.asarray(is_open & (index > largest_within))
+    estimate = np.where(is_compared, decision.best_estimate, np.inf)
+    is_best = estimate == estimate.min(-1, keepdims=True)
+    return np.asarray(is_open & is_best & ~is_within.any(-1, keepdims=True))
+
+
+def is_answered(decision: Decision, question: Question, pursues: str, tolerance: float) -> Flags:
+    """Return whether a question is answered, (...)."""
+    is_compared = np.isfinite(decision.mean)
+    has_answer = is_compared.all(-1)
+    if question == "which":
+        has_answer = decision.is_within(tolerance).any(-1)
+    return np.asarray(has_answer & ~undecided_of(decision, question, pursues, tolerance).any(-1))
