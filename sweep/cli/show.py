@@ -387,6 +387,8 @@ def _internal_notes(plan: Plan) -> dict[str, Any]:
     if vocabulary:
         notes["Vocabulary"] = f"{vocabulary:,}, the tokenizer is {settings.tokenizer}"
     notes["Compilation"] = plan.execution.compile_reason
+    if plan.execution.graph_reason:
+        notes["CUDA graphs"] = plan.execution.graph_reason
     notes["Memory"] = f"The forecast is for eager steps. {plan.execution.reason}".strip()
     return notes
 

@@ -110,7 +110,7 @@ class TrialConfig(Settings):
     def on_one_device(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step with these sizes on one device, to forecast or measure it."""
         at_once = min(microbatch_size, self.execution.evaluation_batch_size)
-        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
+        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0, "graph_bound": 0}
         config = self.with_microbatch(microbatch_size, **execution)
         science = self.science.model_copy(update={"batch_size": batch_size})
         return config.model_copy(update={"science": science})

@@ -182,7 +182,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
-    eager = config.with_microbatch(config.microbatch_size, compile=False)
+    eager = config.with_microbatch(config.microbatch_size, compile=False, graph_bound=0)
     science = config.science.model_copy(update={"start": None})  # needs no weights
     eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, use_device(config.execution.device))

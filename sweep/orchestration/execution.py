@@ -1,5 +1,6 @@
 """Decide how a plan is executed on this machine: device, threads, compilation, microbatch."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from sweep.trial.folder import SweepFolder
 # Length of a plan, below which compiling on a CPU costs more than it saves.
 COMPILE_FLOPS = 10**13
 COMPILE_SECONDS = 100.0  # training time with about so many FLOPs
+# Size of a step, above which its kernels run for longer than they take to launch.
+GRAPH_FLOPS = 10**12  # over 2 ms on an H100 or H200
+GRAPH_TOKENS = 16_384  # small models with many tokens wait for memory
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -143,6 +147,43 @@ def _reason_by_length(plan: Plan) -> str | None:
     flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
     if flops < COMPILE_FLOPS:
         return f"the plan has only {flops:.1e} training FLOPs"
+    return None
+
+
+def decide_graphs(plan: Plan) -> dict[str, Any]:
+    """Return changes of the execution so that updates bound by launches are CUDA graphs."""
+    if plan.execution.device_type != "cuda":
+        return {"graph_bound": 0, "graph_reason": ""}
+    reason = _reason_against_graphs(plan)
+    if reason:
+        return {"graph_bound": 0, "graph_reason": f"none: {reason}"}
+    bound = _largest_bound_by_launches(plan)
+    if bound == 0:
+        return {"graph_bound": 0, "graph_reason": "none: launches do not bound even one sequence"}
+    text = f"up to batch size {bound}; launches do not bound larger steps"
+    return {"graph_bound": bound, "graph_reason": text}
+
+
+def _largest_bound_by_launches(plan: Plan) -> int:
+    """Return the largest batch size whose kernels take longer to launch than to run, roughly."""
+    flops_per_token = plan.model.flops_per_token or math.inf  # unknown: none
+    tokens = min(GRAPH_FLOPS / flops_per_token, GRAPH_TOKENS)
+    return int(tokens // plan.tokens_per_sequence)
+
+
+def _reason_against_graphs(plan: Plan) -> str | None:
+    """Return why a CUDA graph cannot contain the update of a step; None if it can."""
+    settings = plan.settings
+    if plan.execution.devices > 1:
+        return "a trial has several devices"
+    if not settings.workload.has_fixed_kernels:
+        return f"batches of {settings.workload.name} may differ in their kernels"
+    if not settings.model.has_fixed_kernels:
+        return f"batches may differ in the kernels of {settings.model.name}"
+    if plan.execution.activation_checkpointing:
+        return "activation checkpointing reads the random state"
+    if not any(optimizer_facts(name)["captured"] for name in settings.optimizer_names):
+        return f"{' and '.join(settings.optimizer_names)} cannot be captured"
     return None
 
 

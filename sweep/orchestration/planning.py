@@ -13,6 +13,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.execution import (
     bound_by_memory,
     decide_execution,
+    decide_graphs,
     inspect_machine,
     reason_for_eager_steps,
 )
@@ -157,7 +158,7 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
     reason = reason_for_eager_steps(plan, machine)
     text = f"eager: {reason}" if reason else "torch.compile"
-    decided = {"compile": not reason, "compile_reason": text}
+    decided = {"compile": not reason, "compile_reason": text, **decide_graphs(plan)}
     return plan.model_copy(update={"execution": execution.model_copy(update=decided)})
 
 

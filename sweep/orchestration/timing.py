@@ -25,6 +25,7 @@ from sweep.orchestration.execution import (
     bound_by_memory,
     compile_as_timed,
     decide_execution,
+    decide_graphs,
     inspect_machine,
     reason_for_eager_steps,
 )
@@ -440,6 +441,7 @@ def _plan_on(plan: Plan, folder: SweepFolder, machine: Machine) -> Plan:
     execution = decide_execution(plan.settings, chosen, machine)
     plan = plan.with_execution(**dict(execution))
     plan = plan.with_execution(compile=not reason_for_eager_steps(plan, machine))
+    plan = plan.with_execution(**decide_graphs(plan))
     return plan.with_execution(**bound_by_memory(plan, folder))
 
 

@@ -1,5 +1,6 @@
 """Decisions that are made once, when plan.json is first written, and estimates of a plan."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,37 @@ def test_compiling_is_decided_by_device_size_and_compiler(
     execution = plan_here(budget=budget, execution={"device": device}).execution
     assert execution.compile is compiles
     assert ("no compiler" in execution.compile_reason) is (not can_compile)
+
+
+WIDE = {"name": "wide", "context": 1024, "d_model": 4096, "layers": 32, "heads": 32, "d_ff": 8192}
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "bound", "reason"),
+    [
+        ("cpu", {}, 0, "^$"),
+        ("cuda", {}, 16_384 // 64, "up to batch size 256"),  # 0.2M parameters: by tokens
+        ("cuda", {"model": "tinystories", "batches": "64"}, 34, "up to batch size 34"),  # by FLOPs
+        ("cuda", {"model": WIDE, "batches": "64"}, 0, "none: launches do not bound"),
+        ("cuda", {"optimizers": "sgd,muon"}, 0, "none: sgd and muon cannot"),
+        ("cuda", {"optimizers": "sgd,adamw"}, 256, "up to"),  # the trials of adamw
+        ("cuda", {"name": "quadratic", "budget": "8192"}, 0, "none: batches of quadratic"),
+    ],
+)
+def test_updates_that_launches_bound_are_graphs(monkeypatch, device, settings, bound, reason):
+    machine = Machine(device, cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
+    execution = plan_here(execution={"device": device}, **settings).execution
+    assert execution.graph_bound == bound
+    assert re.search(reason, execution.graph_reason)
+
+
+@pytest.mark.parametrize("chosen", [{"devices": 2}, {"activation_checkpointing": True}])
+def test_updates_on_several_devices_or_that_recompute_are_not_graphs(monkeypatch, chosen):
+    machine = Machine("cuda", cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
+    execution = plan_here(execution={"device": "cuda", **chosen}).execution
+    assert not execution.graph_bound and execution.graph_reason.startswith("none: ")
 
 
 def test_a_device_of_another_machine_is_neither_resolved_nor_measured(monkeypatch):
