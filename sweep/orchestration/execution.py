@@ -13,9 +13,10 @@ from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-# Length of a plan, below which compiling on a CPU costs more than it saves.
-COMPILE_FLOPS = 10**13
-COMPILE_SECONDS = 100.0  # training time with about so many FLOPs
+# Training that shares one compilation, below which compiling on a CPU costs more than it saves
+# (docs/performance.md).
+COMPILE_FLOPS = 1.5e12
+COMPILE_SECONDS = 15.0  # training time with about so many FLOPs
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -95,11 +96,15 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
         )
 
 
-def reason_for_eager_steps(plan: Plan, machine: Machine) -> str | None:
-    """Return why steps are not compiled; None if they are."""
+def reason_for_eager_steps(plan: Plan, machine: Machine, shares_processes: bool) -> str | None:
+    """Return why steps are not compiled; None if they are.
+
+    `shares_processes`: whether trials run one after the other in a process, if they can.
+    """
     reason = _reason_against_compiling(plan, machine)
     if reason is None and plan.execution.device == "cpu":
-        reason = _reason_by_length(plan)
+        can_share = plan.trial_config(plan.trials[0]).may_share_process
+        reason = _reason_by_length(plan, shares_processes and can_share)
     return reason
 
 
@@ -132,17 +137,25 @@ def _reason_against_compiling(plan: Plan, machine: Machine) -> str | None:
     return None
 
 
-def _reason_by_length(plan: Plan) -> str | None:
-    """Return why compiling would cost more than it saves; None if it pays."""
+def _reason_by_length(plan: Plan, shares_processes: bool) -> str | None:
+    """Return why compiling would cost more than it saves; None if it pays.
+
+    The trials of a batch size share one compilation if they share a process.
+    """
+    compilations = len(plan.trials)
+    if shares_processes:
+        compilations = len({row.arm for row in plan.trials})
+    subject = "one compilation is for only"
     budget = plan.settings.time_budget_seconds
     if budget is not None:
-        seconds = budget * len(plan.trials)
+        seconds = budget * len(plan.trials) / compilations
         if seconds < COMPILE_SECONDS:
-            return f"the plan trains for only {format_seconds(seconds)}"
+            return f"{subject} {format_seconds(seconds)} of training"
         return None
-    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
+    tokens = sum(row.tokens for row in plan.trials) / compilations
+    flops = (plan.model.flops_per_token or 0) * tokens
     if flops < COMPILE_FLOPS:
-        return f"the plan has only {flops:.1e} training FLOPs"
+        return f"{subject} {flops:.1e} training FLOPs"
     return None
 
 

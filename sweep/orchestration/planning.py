@@ -155,7 +155,8 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     if not experiment.workload.has_known_model:
         return plan
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
-    reason = reason_for_eager_steps(plan, machine)
+    shares_processes = find_executor(request.services.executor).shares_processes
+    reason = reason_for_eager_steps(plan, machine, shares_processes)
     text = f"eager: {reason}" if reason else "torch.compile"
     decided = {"compile": not reason, "compile_reason": text}
     return plan.model_copy(update={"execution": execution.model_copy(update=decided)})

@@ -149,6 +149,7 @@ def run_plan(
                     schedule.run(pauses)
                     if schedule.is_ending:
                         break
+                executor.release()
                 if not (schedule.is_ending or executor.is_elsewhere):
                     time_ended_sweep(
                         schedule.plan, folder, schedule.is_asked_to_stop, mirror.paused

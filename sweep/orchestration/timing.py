@@ -439,7 +439,7 @@ def _plan_on(plan: Plan, folder: SweepFolder, machine: Machine) -> Plan:
     chosen = Execution(device=machine.device, devices=1, **kept)
     execution = decide_execution(plan.settings, chosen, machine)
     plan = plan.with_execution(**dict(execution))
-    plan = plan.with_execution(compile=not reason_for_eager_steps(plan, machine))
+    plan = plan.with_execution(compile=not reason_for_eager_steps(plan, machine, True))
     return plan.with_execution(**bound_by_memory(plan, folder))
 
 
