@@ -19,6 +19,7 @@ class Overrides(Keywords, total=False):
     accumulation: int | str | None
     activation_checkpointing: bool | None
     answer: Mapping[str, Any] | None
+    at_once: int | str | None
     batches: str | Sequence[int | str] | None
     budget: int | str | None
     code_folder: str | None

@@ -15,6 +15,7 @@ from sweep.orchestration.execution import (
     decide_execution,
     inspect_machine,
     reason_for_eager_steps,
+    share_device,
 )
 from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.inputs import identify_inputs
@@ -70,8 +71,10 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     old = _find_plan(request.folder, inputs.code)
     if old is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
-        new = first_plan(request, inputs, is_elsewhere and request.execution.device == "cuda")
+        chosen = request.execution
+        new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
         new = new.with_execution(**bound_by_memory(new, request.folder))
+        new = share_device(new, request.folder, chosen.at_once, is_elsewhere)
         plan = new
     else:
         _refuse_other_execution(request.execution, old, request.folder)

@@ -145,7 +145,10 @@ def _run(
             print("eager: no compiler on this machine", flush=True)
 
     configure_torch(config, device)
-    with machine.LimitedMemory(device, execution.device_memory_bytes), _compiling(config):
+    limit_bytes = execution.device_memory_bytes
+    if execution.trials_at_once > 1 and (limit_bytes or device.type == "cuda"):
+        limit_bytes = (limit_bytes or machine.total_memory(device)) // execution.trials_at_once
+    with machine.LimitedMemory(device, limit_bytes), _compiling(config):
         started = time.perf_counter()
         step = build_step(config, device)
         ending, progress, metrics_sha256 = train(

@@ -16,8 +16,8 @@ REMEDY = "Restore it from a copy, or remove it and call `sweep time`."
 TOO_SHORT = "a tenth of the training time is too short for one round"
 # Keys of an execution on which the time of a step depends, apart from the device's number.
 TIMED_BY = (
-    *("devices", "zero", "threads", "compile", "activation_checkpointing", "loss_chunk_rows"),
-    *("device_memory_bytes", "generation_batch_size"),
+    *("devices", "zero", "threads", "at_once", "compile", "activation_checkpointing"),
+    *("loss_chunk_rows", "device_memory_bytes", "generation_batch_size"),
 )
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -133,7 +133,10 @@ class Timing(_Record):
 def timed_settings(execution: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of an execution on which the time of a step depends."""
     device_type = str(execution.get("device")).partition(":")[0]
-    return {"device": device_type, **{name: execution.get(name) for name in TIMED_BY}}
+    settings = {"device": device_type, **{name: execution.get(name) for name in TIMED_BY}}
+    if settings["at_once"] is None:  # in older files
+        settings["at_once"] = 1
+    return settings
 
 
 def read_timing_file(path: Path) -> Timing | None:

@@ -16,7 +16,7 @@ Slot = dict[str, str]  # environment
 
 
 class LocalExecutor(Executor):
-    """Runs attempts one after the other in one process per slot of `attempt_slots`.
+    """Runs attempts one after the other in one process per slot.
 
     User code, several devices and a trial whose last attempt failed get a process of their own.
     """
@@ -27,7 +27,7 @@ class LocalExecutor(Executor):
 
     def __init__(self, settings: Settings, execution: Execution, folder: SweepFolder) -> None:
         devices = execution.devices
-        self.slots = attempt_slots(execution.device, devices)
+        self.slots = attempt_slots(execution)
         if not self.slots:
             raise SweepError(
                 f"each trial needs {devices} GPUs, and this machine has fewer. Use a machine with "
@@ -100,13 +100,19 @@ class LocalExecutor(Executor):
         self.release()
 
 
-def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
-    """Return a slot for each group of `devices` visible GPUs on `cuda`, otherwise one slot."""
-    if device != "cuda":
-        return [{}]
+def attempt_slots(execution: Execution) -> list[Slot]:
+    """Return a slot for each trial that may run now.
+
+    On `cuda` each group of as many visible GPUs as a trial needs has its slots, otherwise the
+    machine has.
+    """
+    if execution.device != "cuda":
+        return [{}] * execution.trials_at_once
 
     from sweep.training.device import visible_gpus  # imports torch
 
+    devices = execution.devices
     names = visible_gpus()
     groups = [names[i : i + devices] for i in range(0, len(names) - devices + 1, devices)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
+    slots = [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
+    return slots * execution.trials_at_once
