@@ -594,8 +594,12 @@ class _Search:
 
 
 def _seconds_per_token(sweep: SweepTables, records: Sequence[TrialRecord]) -> dict[Arm, float]:
-    """Return the median time of complete trials over their planned tokens."""
+    """Return the median time of complete trials over their planned tokens.
+
+    While several share a device, each takes its part of the time.
+    """
     seconds = sweep.trials.set_index("id")["seconds_total"].astype(float)
+    seconds /= sweep.plan.execution.trials_at_once
     measured: dict[Arm, list[float]] = {}
     for record in records:
         time = float(seconds[str(record.row.id)])

@@ -13,10 +13,10 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
-from sweep.analysis.checks.table import read_execution
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
+from sweep.analysis.tables import read_execution
 from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import MOST_BATCHES
 from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective

@@ -4,6 +4,7 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
 import contextlib
+import json
 import math
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from sweep.config.execution import was_alone
 from sweep.config.metrics import SECONDS, final_column
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
@@ -40,6 +42,7 @@ MISSING_CURVES = (
     "was measured, and of a sweep to a target no other targets and no losses at equal tokens, "
     "steps and seconds."
 )
+OWN_TIMES = [*(name for name in COLUMNS if name.startswith("seconds_")), "tokens_per_second", "mfu"]
 MEANS = [name for name, column in COLUMNS.items() if column.is_mean]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 # Of a trial that ended early or ran out of memory, these differ from the plan.
@@ -502,6 +505,30 @@ def final_trials(trials: pd.DataFrame) -> pd.DataFrame:
     finals = trials.assign(label=policy_labels)[trials["stage"] == "final"]
     pairs = zip(finals["state"], finals["cause"], strict=True)
     return finals.assign(trial_end=[end_of(*parse_end(*pair)) for pair in pairs])
+
+
+def read_execution(text: str | None) -> dict[str, Any] | None:
+    """Read the column execution; None if it is not a JSON object."""
+    try:
+        settings = json.loads(text or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def ran_alone(trials: pd.DataFrame) -> pd.Series:
+    """Return which trials did not share their device, so that their times are their own."""
+    if "execution" not in trials:
+        return pd.Series(True, trials.index)
+    executions = trials["execution"].map(read_execution)
+    return executions.map(lambda settings: was_alone(settings or {})).astype(bool)
+
+
+def with_own_times(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials without the times of those that shared their device."""
+    trials = trials.copy()
+    trials.loc[~ran_alone(trials), OWN_TIMES] = math.nan
+    return trials
 
 
 def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:

@@ -212,14 +212,16 @@ def _print_proposal(plan: Plan, to_stderr: bool) -> None:
         echo(f"  {proposal.command}", err=to_stderr)
 
 
-def total_seconds(rows: Sequence[PlannedTrial]) -> float | None:
+def total_seconds(rows: Sequence[PlannedTrial], at_once: int = 1) -> float | None:
     """Return the estimated time of some trials; None if that of one is not known."""
     seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
-    return sum(seconds) if len(seconds) == len(rows) else None
+    return sum(seconds) / at_once if len(seconds) == len(rows) else None
 
 
-def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
-    total = total_seconds(rows)
+def _total_time(
+    rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "", at_once: int = 1
+) -> str:
+    total = total_seconds(rows, at_once)
     if total is None:
         return f"unknown, because {reason}" if reason else "unknown"
     ends = f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
@@ -235,6 +237,7 @@ def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     total = 0.0
     for arm, count in most_trials(plan).items():
         total += max(0, count - ended[arm]) * (seconds[arm] or 0)
+    total /= plan.execution.trials_at_once
 
     text = format_seconds(total * (plan.forecast_factor or 1.0))
     if None in seconds.values():
@@ -266,6 +269,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Warmup": _shortened_warmup(plan),
         "Microbatch": _undivided_batches(plan),
         "Memory": plan.execution.reason,
+        "At once": _about_sharing(plan),
         "Epochs of the data": epochs,
         "Your code, part of every trial's id": _about_code(plan),
         "Disk": f"at most {format_bytes(plan.disk_bytes)}" if plan.disk_bytes else None,
@@ -277,7 +281,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
 def _price_of(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     """Return what the trials to run cost by the estimate of their time, and its range."""
     per_hour = plan.settings.answer.price
-    seconds = total_seconds(to_run)
+    seconds = total_seconds(to_run, plan.execution.trials_at_once)
     if per_hour is None or seconds is None or plan.forecast_factor is None:
         return {"price": None, "price_range": None}
     price = per_hour * plan.execution.devices * seconds / 3600
@@ -301,7 +305,12 @@ def _about_total(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     trials = "1 trial" if count == 1 else f"{count} trials"
     have_ended = f" {ended} of them have ended;" if ended else ""
 
-    time = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
+    time = _total_time(
+        to_run,
+        plan.forecast_factor or 1.0,
+        plan.forecast_reason or "",
+        plan.execution.trials_at_once,
+    )
     if plan.settings.seeds == "auto":
         most = sum(most_trials(plan).values())
         time = f"at least {time}; at most {most} trials, {_most_time(plan, to_run)}"
@@ -337,6 +346,16 @@ def _shortened_warmup(plan: Plan) -> str:
     if any(row.warmup_min_steps for row in shorter.values()):
         rule = "is cut to a tenth of the steps"
     return f"{steps}; the minimum of {minimum:,} (schedule.warmup_min_steps) {rule}"
+
+
+def _about_sharing(plan: Plan) -> str:
+    """Return how many trials share a device, and why; "" if the user did not ask for it."""
+    execution = plan.execution
+    if not execution.at_once_reason:
+        return ""
+    trials = "1 trial" if execution.trials_at_once == 1 else f"{execution.at_once} trials"
+    each = f"with {_name_threads(execution.threads)}"
+    return f"{trials} per device, {each}: {execution.at_once_reason}"
 
 
 def _undivided_batches(plan: Plan) -> str:

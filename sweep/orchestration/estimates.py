@@ -52,7 +52,7 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
         row.model_copy(update={"forecast_seconds": times[row], "forecast_bytes": peak})
         for row, peak in zip(plan.trials, peaks, strict=True)
     )
-    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
+    at_once = len(attempt_slots(plan.execution))
     changes: dict[str, Any] = {
         "forecast_factor": factor or None,
         "forecast_reason": reason,
@@ -89,7 +89,7 @@ def estimate_seconds(
 ) -> tuple[list[float | None], float | None, str]:
     """Estimate seconds of trials with one optimizer from complete ones, or else measured steps.
 
-    The plan must have absolute paths.
+    The plan must have absolute paths. Trials that shared their device tell nothing.
 
     Returns:
         Seconds of each trial, the factor by which they may be wrong, and the reason for a large
@@ -104,6 +104,7 @@ def estimate_seconds(
         for result in results
         if result is not None and result.state is State.COMPLETE and result.seconds_training
     ]
+    complete = [result for result in complete if result.was_alone]
     if complete:
         times: dict[int, list[float]] = {}  # seconds per step by batch size
         for result in complete:

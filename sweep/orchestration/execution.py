@@ -6,7 +6,7 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.numbers import format_seconds
+from sweep.config.numbers import format_bytes, format_seconds
 from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
@@ -14,9 +14,14 @@ from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-# Length of a plan, below which compiling on a CPU costs more than it saves.
-COMPILE_FLOPS = 10**13
-COMPILE_SECONDS = 100.0  # training time with about so many FLOPs
+# Training that shares one compilation, below which compiling on a CPU costs more than it saves
+# (docs/performance.md).
+COMPILE_FLOPS = 1.5e12
+COMPILE_SECONDS = 15.0  # training time with about so many FLOPs
+# FLOPs of a microbatch up to which trials of one thread each train on more tokens together than one
+# trial with all threads (docs/performance.md).
+AT_ONCE_FLOPS = 1e11
+PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # of a process without its tensors
 # Size of a step, above which its kernels run for longer than they take to launch.
 GRAPH_FLOPS = 10**12  # over 2 ms on an H100 or H200
 GRAPH_TOKENS = 16_384  # small models with many tokens wait for memory
@@ -63,7 +68,7 @@ def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine
     _refuse_unsuited(experiment, chosen, device, devices)
 
     execution = chosen.model_copy(update={"device": device, "devices": devices})
-    decided: dict[str, Any] = {"threads": max(1, machine.cores // devices)}
+    decided: dict[str, Any] = {"threads": max(1, machine.cores // devices), "at_once": 1}
     if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
@@ -99,11 +104,15 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
         )
 
 
-def reason_for_eager_steps(plan: Plan, machine: Machine) -> str | None:
-    """Return why steps are not compiled; None if they are."""
+def reason_for_eager_steps(plan: Plan, machine: Machine, shares_processes: bool) -> str | None:
+    """Return why steps are not compiled; None if they are.
+
+    `shares_processes`: whether trials run one after the other in a process, if they can.
+    """
     reason = _reason_against_compiling(plan, machine)
     if reason is None and plan.execution.device == "cpu":
-        reason = _reason_by_length(plan)
+        can_share = plan.trial_config(plan.trials[0]).may_share_process
+        reason = _reason_by_length(plan, shares_processes and can_share)
     return reason
 
 
@@ -136,17 +145,25 @@ def _reason_against_compiling(plan: Plan, machine: Machine) -> str | None:
     return None
 
 
-def _reason_by_length(plan: Plan) -> str | None:
-    """Return why compiling would cost more than it saves; None if it pays."""
+def _reason_by_length(plan: Plan, shares_processes: bool) -> str | None:
+    """Return why compiling would cost more than it saves; None if it pays.
+
+    The trials of a batch size share one compilation if they share a process.
+    """
+    compilations = len(plan.trials)
+    if shares_processes:
+        compilations = len({row.arm for row in plan.trials})
+    subject = "one compilation is for only"
     budget = plan.settings.time_budget_seconds
     if budget is not None:
-        seconds = budget * len(plan.trials)
+        seconds = budget * len(plan.trials) / compilations
         if seconds < COMPILE_SECONDS:
-            return f"the plan trains for only {format_seconds(seconds)}"
+            return f"{subject} {format_seconds(seconds)} of training"
         return None
-    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
+    tokens = sum(row.tokens for row in plan.trials) / compilations
+    flops = (plan.model.flops_per_token or 0) * tokens
     if flops < COMPILE_FLOPS:
-        return f"the plan has only {flops:.1e} training FLOPs"
+        return f"{subject} {flops:.1e} training FLOPs"
     return None
 
 
@@ -185,6 +202,88 @@ def _reason_against_graphs(plan: Plan) -> str | None:
     if not any(optimizer_facts(name)["captured"] for name in settings.optimizer_names):
         return f"{' and '.join(settings.optimizer_names)} cannot be captured"
     return None
+
+
+def share_device(plan: Plan, folder: SweepFolder, asked: Any, is_elsewhere: bool) -> Plan:
+    """Return the plan with as many trials at once as the user asked for: a number, or auto.
+
+    Raises:
+        SweepError: so many cannot share the device.
+    """
+    if asked == 1:
+        return plan
+    cores = plan.execution.threads
+    reason = _reason_against_sharing(plan, is_elsewhere)
+    if reason:
+        most = 1
+    else:
+        most, reason = _most_by_memory(plan, folder, cores)
+
+    if asked != "auto":
+        if asked > most:
+            raise SweepError(f"at_once must be at most {most}, as {reason}, got {asked}. Lower it.")
+        count = asked
+        reason = "as chosen"
+    elif most > 1:
+        paying, why = _count_that_pays(plan, cores)
+        count = min(most, paying, len(plan.trials))
+        reason = reason if most < paying else why
+    else:
+        count = 1
+    threads = max(1, cores // count)
+    return plan.with_execution(at_once=count, threads=threads, at_once_reason=reason)
+
+
+def _reason_against_sharing(plan: Plan, is_elsewhere: bool) -> str:
+    """Return why each trial has a device of its own; "" if it does not need one."""
+    if plan.settings.time_budget_seconds is not None:
+        return "other trials would change what a budget of time buys"
+    if plan.execution.devices > 1:
+        return "a trial has several devices"
+    if is_elsewhere:
+        return "the executor runs trials on other machines"
+    return ""
+
+
+def _most_by_memory(plan: Plan, folder: SweepFolder, cores: int) -> tuple[int, str]:
+    """Return how many trials have a core each and fit the memory by forecast, and the reason."""
+    by_cores = cores, f"the machine has {cores} cores"
+    if not plan.settings.workload.has_known_model:
+        return by_cores
+    configs = folder.located(plan).distinct_steps()
+    try:
+        needed, usable = run_job(forecast_largest, configs)
+    except SweepError as error:
+        return 1, f"memory cannot be forecast ({error})"
+    needed += PROCESS_BYTES.get(plan.execution.device_type, 0)
+    if cores * needed <= usable:
+        return by_cores
+    sizes = f"{format_bytes(needed)} of {format_bytes(usable)}"
+    return max(1, usable // needed), f"a trial may take {sizes} by forecast"
+
+
+def forecast_largest(configs: list[TrialConfig]) -> tuple[int, int]:
+    """Return the bytes that the largest of some trials needs, and those that are usable here."""
+    from sweep.memory.forecast import Forecasts
+    from sweep.memory.limit import usable_memory
+
+    forecasts = Forecasts()
+    needed = max(forecasts.of(config).needed_bytes for config in configs)
+    return needed, usable_memory(configs[0].execution)
+
+
+def _count_that_pays(plan: Plan, cores: int) -> tuple[int, str]:
+    """Return how many trials at once the steps suggest, and why."""
+    if plan.execution.device_type != "cpu":
+        return cores, "one process leaves a GPU idle between kernels"
+    if not plan.model.flops_per_token:
+        return 1, "the FLOPs of a step are not known"
+    microbatch = max(row.microbatch_size for row in plan.trials)
+    flops = microbatch * plan.tokens_per_sequence * plan.model.flops_per_token
+    reason = f"a microbatch has up to {flops:.1e} FLOPs"
+    if flops > AT_ONCE_FLOPS:
+        return 1, f"{reason}, which several threads speed up"
+    return cores, f"{reason}, for which one thread is enough"
 
 
 def bound_by_memory(plan: Plan, folder: SweepFolder) -> dict[str, Any]:

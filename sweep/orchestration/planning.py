@@ -16,6 +16,7 @@ from sweep.orchestration.execution import (
     decide_graphs,
     inspect_machine,
     reason_for_eager_steps,
+    share_device,
 )
 from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.inputs import identify_inputs
@@ -71,8 +72,10 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     old = _find_plan(request.folder, inputs.code)
     if old is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
-        new = first_plan(request, inputs, is_elsewhere and request.execution.device == "cuda")
+        chosen = request.execution
+        new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
         new = new.with_execution(**bound_by_memory(new, request.folder))
+        new = share_device(new, request.folder, chosen.at_once, is_elsewhere)
         plan = new
     else:
         _refuse_other_execution(request.execution, old, request.folder)
@@ -156,7 +159,8 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     if not experiment.workload.has_known_model:
         return plan
     plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
-    reason = reason_for_eager_steps(plan, machine)
+    shares_processes = find_executor(request.services.executor).shares_processes
+    reason = reason_for_eager_steps(plan, machine, shares_processes)
     text = f"eager: {reason}" if reason else "torch.compile"
     decided = {"compile": not reason, "compile_reason": text, **decide_graphs(plan)}
     return plan.model_copy(update={"execution": execution.model_copy(update=decided)})

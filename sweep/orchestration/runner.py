@@ -147,6 +147,7 @@ def run_plan(
             with _stopping_on_signals(schedule):
 
                 def time_steps() -> None:
+                    executor.release()
                     if not (schedule.is_ending or executor.is_elsewhere):
                         time_ended_sweep(
                             schedule.plan, folder, schedule.is_asked_to_stop, mirror.paused

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,9 @@ from sweep.workloads import ranks
 from sweep.workloads.workload import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
+
+_compiled_shapes: set[str] = set()  # of trials whose steps this process has compiled
+_recompile_limit = torch.compiler.config.recompile_limit  # of one shape
 
 
 def run_attempt(
@@ -141,7 +145,10 @@ def _run(
             print("eager: no compiler on this machine", flush=True)
 
     configure_torch(config, device)
-    with machine.LimitedMemory(device, execution.device_memory_bytes):
+    limit_bytes = execution.device_memory_bytes
+    if execution.trials_at_once > 1 and (limit_bytes or device.type == "cuda"):
+        limit_bytes = (limit_bytes or machine.total_memory(device)) // execution.trials_at_once
+    with machine.LimitedMemory(device, limit_bytes), _compiling(config):
         started = time.perf_counter()
         step = build_step(config, device)
         ending, progress, metrics_sha256 = train(
@@ -167,6 +174,24 @@ def _run(
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
+
+
+@contextlib.contextmanager
+def _compiling(config: TrialConfig) -> Iterator[None]:
+    """Let a trial compile as in a fresh process, or nothing at all if all its code exists.
+
+    Beyond torch's limit, code that is compiled again for each trial would silently become eager.
+    """
+    if not config.execution.compile:
+        yield
+        return
+    stance = "default"
+    if config.shape in _compiled_shapes:
+        stance = "fail_on_recompile"
+    _compiled_shapes.add(config.shape)
+    torch.compiler.config.recompile_limit = _recompile_limit * len(_compiled_shapes)
+    with torch.compiler.set_stance(stance):
+        yield
 
 
 def configure_torch(config: TrialConfig, device: torch.device) -> None:

@@ -1,6 +1,8 @@
 """Properties of this machine: devices, compiler, cores, peak rates, memory in use and its limit."""
 
 import contextlib
+import ctypes
+import gc
 import importlib.util
 import os
 import platform
@@ -170,6 +172,14 @@ def forget_peak_memory(device: torch.device) -> int:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
     return peak
+
+
+def release_memory() -> None:
+    """Free what a trial of this process has left, and return unused memory (glibc, CUDA)."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing before CUDA is initialized
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -17,8 +17,8 @@ REMEDY = "Restore it from a copy, or remove it and call `sweep time`."
 TOO_SHORT = "a tenth of the training time is too short for one round"
 # Keys of an execution on which the time of a step depends, apart from the device's number.
 TIMED_BY = (
-    *("devices", "zero", "threads", "compile", "activation_checkpointing", "loss_chunk_rows"),
-    *("device_memory_bytes", "generation_batch_size", "graph_bound"),
+    *("devices", "zero", "threads", "at_once", "compile", "activation_checkpointing"),
+    *("loss_chunk_rows", "device_memory_bytes", "generation_batch_size", "graph_bound"),
 )
 
 Seconds = Annotated[float, Field(gt=0)]

@@ -14,6 +14,7 @@ from sweep.errors import SweepError
 from sweep.orchestration import estimates, planning
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
 from sweep.orchestration.execution import Machine, decide_execution, inspect_machine
+from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
@@ -85,6 +86,29 @@ def test_updates_on_several_devices_or_that_recompute_are_not_graphs(monkeypatch
     monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
     execution = plan_here(execution={"device": "cuda", **chosen}).execution
     assert not execution.graph_bound and execution.graph_reason.startswith("none: ")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "executor", "compiles"),
+    [(6, "local", False), (7, "local", True), (7, "ray", False), (99, "ray", False)],
+)
+def test_compiling_counts_the_training_that_shares_it(monkeypatch, seeds, executor, compiles):
+    machine = Machine("cpu", cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
+    for batches in ("4", "4,8,16"):
+        settings = {"seeds": seeds, "budget": 196_608, "batches": batches}
+        experiment = load_experiment("quick", settings)
+        services = services_table()(executor=executor)
+        request = Request(experiment, Execution(device="cpu"), SweepFolder(NOWHERE), services)
+        assert make_plan(request).plan.execution.compile is compiles
+
+
+def test_more_seeds_do_not_change_whether_steps_are_compiled(tmp_path):
+    first = plan_here(tmp_path, seeds=1)
+    save_plan(first, SweepFolder(tmp_path))
+    grown = plan_here(tmp_path, seeds=40)
+    assert len(grown.trials) == 40 * len(first.trials)
+    assert not grown.execution.compile and grown.execution == first.execution
 
 
 def test_a_device_of_another_machine_is_neither_resolved_nor_measured(monkeypatch):

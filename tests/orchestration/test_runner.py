@@ -245,13 +245,18 @@ def test_reads_and_writes_grow_no_faster_than_the_number_of_trials(tmp_path, mon
         assert many[name] <= 4 * few[name] + 32, (name, few, many)
 
 
-def test_each_visible_gpu_is_a_slot(monkeypatch):
+def test_each_visible_gpu_is_a_slot_for_each_of_the_trials_that_share_it(monkeypatch):
+    def slots_of(**execution):
+        slots = attempt_slots(Execution(device="cuda", **execution))
+        return [slot["CUDA_VISIBLE_DEVICES"] for slot in slots]
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda")] == ["2", "5"]
-    assert attempt_slots("cuda:1") == attempt_slots("cpu") == [{}]
+    assert slots_of() == ["2", "5"]
+    assert slots_of(at_once=2) == ["2", "5", "2", "5"]
+    assert attempt_slots(Execution(device="cuda:1")) == attempt_slots(ON_CPU) == [{}]
+    assert attempt_slots(Execution(device="cpu", at_once=3)) == [{}, {}, {}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
-    pairs = [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda", 2)]
-    assert pairs == ["0,1", "2,3"]
+    assert slots_of(devices=2) == ["0,1", "2,3"]
 
 
 def test_a_config_that_is_not_as_planned_is_written_again(tmp_path):

@@ -1,9 +1,7 @@
 """The table that checks of trials receive, from our trials.csv or from a published table."""
 
-import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -181,12 +179,3 @@ def tokens_of_a_step(rows: pd.DataFrame) -> pd.Series:
 def _has_row_per_seed(rows: pd.DataFrame) -> bool:
     """Return True if a table has seeds instead of a number of seeds."""
     return bool(rows["seeds"].isna().all()) and bool((rows["seed"] != "").any())
-
-
-def read_execution(text: str | None) -> dict[str, Any] | None:
-    """Read the column execution; None if it is not a JSON object."""
-    try:
-        settings = json.loads(text or "{}")
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return settings if isinstance(settings, dict) else None
