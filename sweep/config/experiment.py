@@ -42,6 +42,13 @@ class NoiseSettings(Settings, use_attribute_docstrings=True):
     share: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.02
 
 
+class OwnRate(Settings):
+    """The rates that an experiment's file names, around which a search begins."""
+
+    lr: str | None = None  # as the setting `lr`; None: those of the tuned policy
+    optimizer: OptimizerName = "adamw"  # others begin as much higher as is usual for them
+
+
 class TuningSettings(Settings, use_attribute_docstrings=True):
     """The search of `lr = "tuned"`. Not part of a trial's identity."""
 
@@ -58,7 +65,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     """Centre of the first rates, by default the experiment's own lr or one for tinystories."""
     centred_by: Annotated[Literal["fit", "rule"], RunFlag(Group.TUNING, "centre")] = "fit"
     """fit: try rates near those predicted by the batch sizes before. rule: search each alone."""
-    rule: str | None = None  # policy that gives the centre; the file's lr, if a flag replaces it
+    own_rate: OwnRate = OwnRate()  # of the experiment's file
     # centres of single optimizers, by name
     centres: dict[OptimizerName, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens

@@ -23,8 +23,8 @@ from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiment
 from sweep.usercode.commands import refuse_unusable_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
-# Flags that make the rate of an experiment's file one of another training.
-OF_OWN_RATE = {"command", "init", "lora", "model", "optimizer", "optimizers", "workload"}
+# Flags with which the rate of an experiment's file is that of another model.
+OF_OTHER_MODEL = {"command", "init", "lora", "model", "workload"}
 # Flags of the keys of a workload, such as group_size.
 WORKLOAD_KEYS = [
     field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
@@ -79,16 +79,18 @@ def load_experiment(
 def _keep_own_rate(
     fields: dict[str, Any], file: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
-    """Keep the file's rate, which a flag replaces, as the rule for the first rates of a search.
+    """Keep the file's rate for the first rates of a search; a flag may replace it.
 
-    It is the rate of the file's model and optimizer, and says nothing about others.
+    It is the rate of the file's model, and says nothing about others.
     """
-    if "name" not in file or "lr" not in file or flags.get("lr") in (None, file["lr"]):
-        return
     tuning = fields.get("tuning", {})
-    has_choice = isinstance(tuning, Mapping) and "rule" in tuning
-    if not has_choice and isinstance(tuning, Mapping) and flags.keys().isdisjoint(OF_OWN_RATE):
-        fields["tuning"] = {**tuning, "rule": str(file["lr"])}
+    optimizer = file.get("optimizer", {})
+    if not (isinstance(tuning, Mapping) and isinstance(optimizer, Mapping)):
+        return  # refused later
+    names_rate = "name" in file and "lr" in file and "own_rate" not in tuning
+    if names_rate and flags.keys().isdisjoint(OF_OTHER_MODEL):
+        own_rate = {"lr": str(file["lr"]), "optimizer": optimizer.get("name", "adamw")}
+        fields["tuning"] = {**tuning, "own_rate": own_rate}
 
 
 def _with_one_optimizer(experiment: Experiment) -> Experiment:

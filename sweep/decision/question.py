@@ -37,9 +37,8 @@ def undecided_of(decision: Decision, question: Question, pursues: str, tolerance
 
 
 def is_answered(decision: Decision, question: Question, pursues: str, tolerance: float) -> Flags:
-    """Return whether a question is answered, (...)."""
-    is_compared = np.isfinite(decision.mean)
-    has_answer = is_compared.all(-1)
+    """Return whether a question is answered, (...); a batch size without a result keeps it open."""
+    has_answer = np.isfinite(decision.mean).all(-1)
     if question == "which":
-        has_answer = decision.is_within(tolerance).any(-1)
+        has_answer &= decision.is_within(tolerance).any(-1)
     return np.asarray(has_answer & ~undecided_of(decision, question, pursues, tolerance).any(-1))

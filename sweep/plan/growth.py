@@ -118,7 +118,7 @@ def _shared_settings(plan: Plan, excluded: set[str]) -> dict[str, Any]:
     """Return the settings and identities that all trials of a sweep share."""
     settings = plan.settings.model_dump(mode="json", exclude=excluded)
     if "tuning" in settings:
-        del settings["tuning"]["rule"]  # it is the file's lr, and first rates are not the trials'
+        del settings["tuning"]["own_rate"]  # those of the file's lr, which trials may differ in
     return settings | {"data": plan.data, "start": plan.start, "code": plan.code}
 
 

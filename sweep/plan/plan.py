@@ -9,13 +9,13 @@ from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.experiment import LEAST_POINTS, Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
-from sweep.config.optimizers import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
 from sweep.plan.course import Course, are_close, tokens_per_trial
 from sweep.plan.learning_rate import warmup_steps
-from sweep.plan.policies import LEAST_SEEDS, Policy, is_tuned, parse_policy
+from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy
 from sweep.plan.rate_search import GRID, PREDICTED
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
@@ -205,8 +205,12 @@ class Plan(Inputs):
         chosen = tuning.centres.get(optimizer, tuning.centre)
         if chosen is not None:
             return chosen
-        rule = policy if tuning.rule is None else parse_policy(tuning.rule)
-        return rule.rate_at(arm.batch_size, optimizer)
+        own = tuning.own_rate
+        has_usual_centre = type(policy).rate_at is Tuned.rate_at
+        if own.lr is None or not has_usual_centre:
+            return policy.rate_at(arm.batch_size, optimizer)
+        scale = optimizer_facts(optimizer)["rate"] / optimizer_facts(own.optimizer)["rate"]
+        return float(scale * parse_policy(own.lr).rate_at(arm.batch_size, own.optimizer))
 
     @property
     def tuned_policy(self) -> str | None:

@@ -59,12 +59,14 @@ def test_a_question_is_answered_once_nothing_that_it_needs_is_open(
     assert bool(is_answered(decision, question, pursues, TOLERANCE)) == expected
 
 
-def test_a_batch_size_without_a_result_keeps_the_order_open_but_not_the_one_to_use():
+def test_a_batch_size_without_a_result_keeps_both_questions_open():
     losses = 1.0 + np.array([[0.0], [0.05], [np.inf]]) + np.zeros((3, 5))
     losses[:2] += 1e-4 * np.random.default_rng(0).normal(size=(2, 5))
     decision = decide(losses, None, np.zeros(3), LOOKS)
-    assert is_answered(decision, "which", "tokens", TOLERANCE)
-    assert not is_answered(decision, "order", "tokens", TOLERANCE)
+    assert decision.is_within(TOLERANCE)[0]
+    for question in ("which", "order"):
+        assert not is_answered(decision, question, "tokens", TOLERANCE)
+        assert not undecided_of(decision, question, "tokens", TOLERANCE).any()
 
 
 def test_one_to_use_needs_seeds_of_the_best_and_of_those_that_keep_it_open():

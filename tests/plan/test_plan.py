@@ -124,7 +124,7 @@ def test_the_first_rates_are_centred_on_the_rate_of_the_experiment_s_own_file():
     assert centre() == pytest.approx(5e-3)
     assert centre(tune_centre="0.1") == pytest.approx(0.1)
     assert centre(model="small") == pytest.approx(usual)  # the rate is that of another model
-    assert centre(optimizers="sgd") == pytest.approx(300 * usual)
+    assert centre(optimizers="sgd") == pytest.approx(300 * 5e-3)
     settings = {"lr": "tuned", "precision": "fp32"}
     reference = build_plan(load_experiment("tinystories", settings), CPU, data=DATA)
     assert reference.trials[0].learning_rate == pytest.approx(parse_policy("tuned").rate_at(1))
