@@ -5,7 +5,7 @@
 The code of real sweeps searches the rates, prunes and decides; the losses are those that the sweep
 recorded. A loss at a rate or a seed that was not recorded is that of the fitted curve, or of the
 batch size's mean and the seed's deviation, plus a residual drawn from the recorded ones. Seconds
-are the medians of the recorded trials of each batch size.
+are the medians of the recorded trials of each batch size, of which only the first compiles.
 """
 
 import argparse
@@ -77,7 +77,9 @@ class Recorded:
         self.of_seeds = deviations.mean(axis=0)
         self.noise = deviations.sub(self.of_seeds, axis=1).stack().dropna().to_numpy()
 
-        seconds = own["seconds_total"].astype(float)
+        compiling = own["seconds_compile"].astype(float).fillna(0.0)
+        self.compiling = compiling.groupby(own["batch_size"]).median().reindex(self.sizes)
+        seconds = own["seconds_total"].astype(float) - compiling
         if self.objective.is_ratio:
             seconds = seconds / own["tokens_to_target"].astype(float)
         self.seconds = seconds.groupby(own["batch_size"]).median().reindex(self.sizes)
@@ -176,6 +178,8 @@ def replay(
 ) -> tuple[Cost, Decision, list[str]]:
     """Return the cost, the last decision and the verdicts at every look; the losses count."""
     cost = Cost()
+    for seconds in recorded.compiling:
+        cost.seconds["compilation"] = cost.seconds.get("compilation", 0.0) + seconds
     searches = search(recorded, cost)
     points = [rate_points(losses) for losses in searches]
     used = rates_to_use(stack_points(points))
