@@ -160,10 +160,10 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
 
 
 def _rates_of(rows: Sequence[PlannedTrial]) -> str:
-    """Write the least and the largest rate; the policy if no rate is known yet."""
+    """Write the least and the largest rate; if none is known yet, where they will come from."""
     rates = sorted({row.learning_rate for row in rows if row.learning_rate})
     if not rates:
-        return rows[0].policy
+        return "predicted" if rows[0].stage == "tune" else rows[0].policy
     form = ".2g" if len(rates) == 1 else ".0e"
     return "…".join(f"{rate:{form}}".replace("e-0", "e-") for rate in _ends_of(rates))
 
