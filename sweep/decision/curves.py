@@ -293,9 +293,12 @@ def rates_to_use(points: RatePoints) -> Floats:
     """Return the log rate whose largest possible regret is the least; without a fit, the best rate.
 
     It allows for other best rates of other seeds, and is no higher than the highest rate near the
-    best that did not diverge.
+    best that did not diverge. The noise is that of the residuals of all batch sizes, (..., k): a
+    few rates of one hardly show it.
     """
     curves = _possible_curves(points, np.zeros(points.seeds.shape))
+    variance = _variance_of_residuals(points, curves) * np.ones(points.seeds.shape)
+    curves = _possible_curves(points, variance)
     shift = _shift(points, USUAL_SIZES)
     steps = np.linspace(0.0, 1.0, CANDIDATES)
     range_of_optimum = curves.optimum_high - curves.optimum_low
@@ -308,6 +311,15 @@ def rates_to_use(points: RatePoints) -> Floats:
     safest = np.argmin(largest_regrets, axis=0)
     log_rates = curves.optimum_low + steps[safest] * range_of_optimum
     return _measured_or(log_rates, points)
+
+
+def _variance_of_residuals(points: RatePoints, curves: "_PossibleCurves") -> Floats:
+    """Return the variance of a loss about the best curves of all batch sizes, (..., 1)."""
+    count = (np.isfinite(points.log_rates) & np.isfinite(points.losses)).sum(-1)
+    degrees = np.where(curves.has_fit, np.maximum(count - PARAMETERS, 0), 0)
+    squares = curves.fit.squares.min((-2, -1)) * points.seeds
+    total = np.where(degrees > 0, squares, 0.0).sum(-1, keepdims=True)
+    return np.asarray(total / np.maximum(degrees.sum(-1, keepdims=True), 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,16 +6,16 @@ its own trials.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import STEEPNESS, best_curve, rate_points
+from sweep.decision.curves import best_curve, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan
 from sweep.plan.policies import Policy
-from sweep.plan.rate_search import FINEST, GRID, PREDICTED, is_in
+from sweep.plan.rate_search import FINEST, GRID, is_in
 
 Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
 
@@ -74,8 +74,8 @@ def first_rates(
     """Return the rates that a search begins with.
 
     They are a grid around the centre, or three rates around the prediction from earlier batch
-    sizes, closer together the steeper their curves are. Two more follow if these three have another
-    curvature than the earlier ones, by more than a curve may have on its two sides.
+    sizes, farther apart if their curves are flat. If the best one of these is inside, one more
+    follows on each side. Refinement ends the earlier, the flatter the curve of its own trials is.
 
     Args:
         batch_size: the one whose rates are searched.
@@ -99,29 +99,31 @@ def first_rates(
         return FirstRates(grid)
 
     usual = float(np.median(curvatures)) if curvatures else math.nan
-    rise = usual * math.log(FINEST) ** 2 / tolerance
     spacing = FINEST
-    finest = FINEST
-    if rise < FLAT:
+    if _rise(usual) < FLAT * tolerance:
         spacing = SPACING_OF_FLAT
-        finest = SPACING_OF_FLAT
-    elif rise > STEEP:
-        finest = SPACING_OF_STEEP
-
     predicted = _predict(batch_size, best_rates, rule)
     near: tuple[float, ...] = (predicted, predicted / spacing, predicted * spacing)
-    values_near = {rate: value for rate, value in tried.items() if is_in(rate, near)}
-    if _is_lowest_inside(values_near):
-        _, curvature = _best_of(values_near)
-        if not usual / STEEPNESS <= curvature <= usual * STEEPNESS:
-            near += (predicted / spacing**2, predicted * spacing**2)
+    if _is_lowest_inside([tried.get(rate, math.nan) for rate in sorted(near)]):
+        near += (predicted / spacing**2, predicted * spacing**2)
+
+    _, own = _best_of(tried)
+    finest = FINEST
+    if _rise(own) < FLAT * tolerance:
+        finest = SPACING_OF_FLAT
+    elif _rise(own) > STEEP * tolerance:
+        finest = SPACING_OF_STEEP
     return FirstRates(near, finest)
 
 
-def _is_lowest_inside(values: Values) -> bool:
-    """Return True if all rates near a prediction have values, and the middle one has the least."""
-    ordered = [values[rate] for rate in sorted(values)]
-    return len(ordered) == PREDICTED and ordered[0] > ordered[1] < ordered[2]
+def _rise(curvature: float) -> float:
+    """Return by how much a curve rises over a factor of √2; NaN if it is not known."""
+    return curvature * math.log(FINEST) ** 2
+
+
+def _is_lowest_inside(values: Sequence[float]) -> bool:
+    """Return True if the middle one of three values is known to be the least."""
+    return values[0] > values[1] < values[2]
 
 
 def _predict(

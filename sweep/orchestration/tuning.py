@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution, FloatDistribution
@@ -22,7 +21,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import rate_points, rates_to_use
+from sweep.decision.curves import rate_points, rates_to_use, stack_points
 from sweep.decision.first_rates import Values, first_rates_of
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
@@ -443,15 +442,34 @@ class Tuning:
         return [plan.with_rate(study.template, rate) for rate in rates]
 
     def _winners(self, studies: list[Study]) -> list[PlannedTrial]:
-        """Return the winners of the studies that have one; remove pruned trials' checkpoints."""
-        winners = [self._winner(study) for study in studies]
-        return [winner for winner in winners if winner is not None]
+        """Return the winners of the studies that have one; remove pruned trials' checkpoints.
+
+        Unless several dimensions were searched, the rate is the one that gives up least in the
+        worst case, by the losses near the best one.
+        """
+        won = []
+        points = []
+        for study in studies:
+            row = self._winner(study)
+            if row is None:
+                continue
+            won.append((study, row))
+            tried = {rate: {TUNING_SEED: value} for rate, value in _values_of(study.trials).items()}
+            points.append(rate_points(tried))
+        if not won:
+            return []
+
+        winners = []
+        log_rates = rates_to_use(stack_points(points))
+        for (study, row), log_rate in zip(won, log_rates, strict=True):
+            if not study.extra:
+                rate = float(f"{math.exp(log_rate):.3g}")
+                row = row.model_copy(update={"learning_rate": rate})
+            winners.append(row)
+        return winners
 
     def _winner(self, study: Study) -> PlannedTrial | None:
-        """Return the best row, with the best rate, and remove the checkpoints of pruned trials.
-
-        The rate is the one that gives up least in the worst case, by the losses near the best one.
-        """
+        """Return the best row, and remove the checkpoints of pruned trials."""
         for trial in study.trials:
             if trial.is_pruned:
                 self.folder.trial(trial.id).remove_checkpoints()
@@ -460,12 +478,7 @@ class Tuning:
         has_result = best.loss is not None and math.isfinite(best.loss)
         if not has_result or not is_complete(self.folder.trial(best.id), self.target):
             return None
-        if study.extra:
-            return best.row
-
-        tried = {rate: {TUNING_SEED: value} for rate, value in _values_of(study.trials).items()}
-        rate = float(np.exp(rates_to_use(rate_points(tried))))
-        return best.row.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
+        return best.row
 
 
 def _values_of(trials: Iterable[TuningTrial]) -> Values:

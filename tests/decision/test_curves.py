@@ -270,3 +270,25 @@ def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, 
     is_known = np.isfinite(bounds.optimum_low)
     assert is_outside.sum() <= 0.02 * is_known.sum()
     assert is_known.mean() > 0.8
+
+
+def test_the_rate_to_use_allows_for_the_noise_that_other_batch_sizes_show():
+    few = rate_points(
+        {rate: {1000: loss} for rate, loss in zip(GRID[1:4], (2.1, 2.0, 2.05), strict=True)}
+    )
+    rng = np.random.default_rng(5)
+    rates = [1e-3 * 2 ** (step / 2) for step in range(-3, 4)]
+
+    def used(noise):
+        losses = [2 + 0.2 * math.log(rate / 1e-3) ** 2 for rate in rates]
+        noisy = np.asarray(losses) + noise * rng.normal(size=len(rates))
+        other = rate_points(
+            {r: {1000: loss} for r, loss in zip(rates, noisy.tolist(), strict=True)}
+        )
+        return float(rates_to_use(stack_points([few, other]))[0])
+
+    parabola = float(best_log_rates(few))
+    assert used(1e-6) == pytest.approx(float(rates_to_use(few)), abs=0.02)
+    assert abs(used(0.02) - math.log(1e-3)) < 0.35
+    assert used(0.02) != pytest.approx(used(1e-6), abs=1e-4)
+    assert math.log(5e-4) < parabola < math.log(2e-3)

@@ -48,30 +48,33 @@ def test_several_predict_the_rate_on_their_line(exponent, scale, sizes):
     assert first(16, earlier).rates[0] == pytest.approx(scale * 16**exponent, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("curvature", "spacing", "finest"),
-    [(0.05, 2.0, 2.0), (USUAL, FINEST, FINEST), (0.8, FINEST, FINEST**0.5)],
-)
-def test_the_flatter_the_curves_the_farther_apart_are_the_rates(curvature, spacing, finest):
-    near = first(4, {1: bowl(1e-3, curvature)})
-    middle, low, high = near.rates
+@pytest.mark.parametrize(("curvature", "spacing"), [(0.05, 2.0), (USUAL, FINEST), (0.8, FINEST)])
+def test_the_rates_are_farther_apart_if_the_curves_before_are_flat(curvature, spacing):
+    middle, low, high = first(4, {1: bowl(1e-3, curvature)}).rates
     assert (middle / low, high / middle) == pytest.approx((spacing, spacing))
-    assert near.finest == pytest.approx(finest)
 
 
-def test_two_more_follow_where_the_curve_is_unlike_the_others():
+@pytest.mark.parametrize(
+    ("curvature", "finest"), [(0.05, 2.0), (USUAL, FINEST), (0.8, FINEST**0.5)]
+)
+def test_refinement_ends_the_earlier_the_flatter_its_own_curve_is(curvature, finest):
+    start = first(4, {1: bowl(1e-3)}, bowl(2e-3, curvature))
+    assert start.finest == pytest.approx(finest)
+    assert first(4, {1: bowl(1e-3, curvature)}).finest == FINEST  # not known yet
+
+
+def test_one_more_follows_on_each_side_if_the_best_rate_is_inside():
     earlier = {1: bowl(1e-3)}
-    usual = first(4, earlier).rates
-    values = dict(zip(usual, (2.0, 2.024, 2.024), strict=True))
-    assert first(4, earlier, values).rates == usual
-    for rise in (0.002, 0.1):
-        values = dict(zip(usual, (2.0, 2 + rise, 2 + rise), strict=True))
-        more = first(4, earlier, values).rates
-        assert more[:3] == usual and more[3:] == pytest.approx((1e-3, 4e-3))
-    at_an_edge = dict(zip(usual, (2.0, 1.9, 2.1), strict=True))
-    assert first(4, earlier, at_an_edge).rates == usual
-    pruned = dict(zip(usual, (2.0, 2.1, math.nan), strict=True))
-    assert first(4, earlier, pruned).rates == usual
+    three = first(4, earlier).rates
+    values = dict(zip(three, (2.0, 2.024, 2.03), strict=True))
+    more = first(4, earlier, values).rates
+    assert more[:3] == three and more[3:] == pytest.approx((1e-3, 4e-3))
+    values |= dict.fromkeys(more[3:], math.nan)
+    assert first(4, earlier, values).rates == more
+    at_an_edge = dict(zip(three, (2.0, 1.9, 2.1), strict=True))
+    assert first(4, earlier, at_an_edge).rates == three
+    pruned = dict(zip(three, (2.0, 2.1, math.nan), strict=True))
+    assert first(4, earlier, pruned).rates == three
 
 
 def test_a_search_that_began_with_the_grid_goes_on_with_it():

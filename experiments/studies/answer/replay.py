@@ -27,6 +27,7 @@ from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
 from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, next_rates, survivors
+from sweep.trial.status import State
 
 CLOSE = 1e-6  # relative difference of rates that count as one
 PRUNED_AT = 2.0  # times the least tokens to the target, at which a trial to a target is pruned
@@ -62,7 +63,7 @@ class Recorded:
         self.arms = [arms[size] for size in self.sizes]
 
         trials = sweep.trials
-        is_own = (trials["policy"] == result.policy) & (trials["state"] == "COMPLETE")
+        is_own = (trials["policy"] == result.policy) & (trials["state"] == State.COMPLETE)
         own = trials[is_own]
         finals = own[own["stage"] == "final"]
         values = finals[self.objective.name].astype(float)

@@ -108,6 +108,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.option(
     "--answer",
     "question",
+    envvar="SWEEP_ANSWER_ANSWER",
     type=click.Choice(["which", "order"]),
     help="What is decided: one batch size to use, or all of them; by default as in the folder.",
 )
