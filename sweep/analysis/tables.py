@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from sweep.config.metrics import final_column
+from sweep.config.metrics import SECONDS, final_column
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
 from sweep.decision.decision import ALPHA
@@ -119,8 +119,8 @@ def load_tables(path: str | Path) -> SweepTables:
     if not folder.is_published:
         for row in plan.known_trials:
             trial = folder.trial(str(row.id))
-            record = _read_record(trial, row, plan, warnings)
             curve = _read_curve(trial, warnings)
+            record = _read_record(trial, row, plan, curve, warnings)
             if plan.has_unequal_amounts and row.stage == "final":
                 record["valid_slope"] = _slope_of(curve, plan.settings.evaluated)
             records.append(record)
@@ -343,7 +343,8 @@ def _planned_values(row: PlannedTrial, plan: Plan, exclude: Collection[str] = ()
     """Return the values of a planned trial by column."""
     names = TRIAL_COLUMNS.keys() - set(exclude)
     optimizer = row.optimizer if row.optimizer else plan.settings.optimizer.name
-    return row.model_dump(include=names) | {"optimizer": optimizer}
+    of_plan = {"optimizer": optimizer, "planned_tokens": row.tokens}
+    return row.model_dump(include=names) | of_plan
 
 
 def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
@@ -378,17 +379,18 @@ def _read_published_curves(path: Path, plan: Plan) -> dict[str, pd.DataFrame]:
 
 
 def _read_record(
-    trial: TrialFolder, row: PlannedTrial, plan: Plan, warnings: list[str]
+    trial: TrialFolder, row: PlannedTrial, plan: Plan, curve: pd.DataFrame, warnings: list[str]
 ) -> dict[str, Any]:
-    """Return the values of a planned trial by column, from its result or else its state."""
+    """Return the values of a planned trial by column, from its result or else what it left."""
     result = _find_result(trial, warnings)
     if result is not None:
         record = result.as_row()
         record["execution"] = canonical_json(result.execution)
     else:
-        record = _unfinished_values(trial, row, plan)
+        record = _unfinished_values(trial, row, plan) | _last_values(curve)
 
-    of_sweep = {
+    of_plan = {
+        "planned_tokens": row.tokens,
         "tokens_per_sequence": plan.tokens_per_sequence,
         "target": plan.settings.target,
         "time_budget_seconds": plan.settings.time_budget_seconds,
@@ -396,7 +398,7 @@ def _read_record(
         "loss_unit": plan.settings.evaluated.unit,
         "has_looks": plan.has_looks,
     }
-    return record | of_sweep | dict.fromkeys(plan.settings.workload.unused)
+    return record | of_plan | dict.fromkeys(plan.settings.workload.unused)
 
 
 def _find_result(trial: TrialFolder, warnings: list[str]) -> Result | None:
@@ -411,7 +413,7 @@ def _find_result(trial: TrialFolder, warnings: list[str]) -> Result | None:
 def _unfinished_values(trial: TrialFolder, row: PlannedTrial, plan: Plan) -> dict[str, Any]:
     """Return what the plan and state.json tell about a trial without a result, by column."""
     status = trial.read_status()
-    values = _planned_values(row, plan) | {
+    values = _planned_values(row, plan, exclude=("tokens", "steps")) | {
         "parameters": plan.model.parameters,
         "state": str(status.state),
         "attempts": status.attempts,
@@ -425,6 +427,21 @@ def _unfinished_values(trial: TrialFolder, row: PlannedTrial, plan: Plan) -> dic
         sequences = row.devices * status.microbatch_size
         values["gradient_accumulation_steps"] = row.batch_size // sequences
     return values
+
+
+def _last_values(curve: pd.DataFrame) -> dict[str, float]:
+    """Return the steps, tokens and seconds of the last line of a curve; empty without a line.
+
+    An earlier version wrote no seconds.
+    """
+    if curve.empty:
+        return {}
+    last = curve.iloc[-1]
+    return {
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "seconds_total": last.get(SECONDS, math.nan),
+    }
 
 
 def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:
@@ -497,7 +514,7 @@ def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd
     has_end = {str(end): finals["trial_end"] == end for end in End}
     finals = finals.assign(planned=1, **has_end)
 
-    # A diverged trial records the steps that it took; the others, those of the plan.
+    # A trial that ended early has fewer steps than the others.
     groups = finals.groupby(CELL_KEYS, sort=False)
     planned = groups[["policy", "steps"]].max()
     counts = groups[COUNTS].sum()

@@ -88,7 +88,7 @@ def _rate_of_size(trials: pd.DataFrame, finals: pd.DataFrame, is_own: bool) -> T
     is_without_value = trials["is_failed"] & ~trials["has_diverged"]
     is_without_value &= trials["state"] != State.PRUNED
     ended = trials[~is_without_value]
-    budget = trials["token_budget"].max()
+    budget = trials["planned_tokens"].max()
 
     is_early = False
     seeds: pd.Series | int = 0
@@ -97,7 +97,7 @@ def _rate_of_size(trials: pd.DataFrame, finals: pd.DataFrame, is_own: bool) -> T
         if is_own:
             tuned = [name for name in ("adam_beta2", "weight_decay") if trials[name].nunique() > 1]
             ended = _trials_like_best(ended, finals, tuned)
-        is_early = bool(finals["token_budget"].max() > budget)
+        is_early = bool(finals["planned_tokens"].max() > budget)
         seeds = to_numbers(ended["seed"]).fillna(0).astype(int)
 
     value = ended["value"].mask(ended["has_diverged"], math.inf)
@@ -113,8 +113,9 @@ def _rate_of_size(trials: pd.DataFrame, finals: pd.DataFrame, is_own: bool) -> T
 
 def _trials_of_budget(ended: pd.DataFrame, budget: float) -> pd.DataFrame:
     """Keep the trials that tell how their rates do at a budget; an unknown one may be it."""
-    is_of_budget: pd.Series = tells_of_budget(ended["token_budget"], budget, ended["has_diverged"])
-    return ended[is_of_budget | ended["token_budget"].isna()]
+    planned = ended["planned_tokens"]
+    is_of_budget: pd.Series = tells_of_budget(planned, budget, ended["has_diverged"])
+    return ended[is_of_budget | planned.isna()]
 
 
 def _trials_like_best(ended: pd.DataFrame, finals: pd.DataFrame, tuned: list[str]) -> pd.DataFrame:

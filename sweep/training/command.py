@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sweep.config.metrics import MetricNames, check_reported_name
+from sweep.config.metrics import SECONDS, MetricNames, check_reported_name
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, reason_of
 from sweep.plan.course import Course
@@ -39,8 +39,7 @@ MAX_LINE_BYTES = 1 << 20  # longest line of the log
 # Parts of the steps; each keeps its last line with a validation value, and its last one without.
 MOST_POINTS = 1000
 METRIC = re.compile(r"[A-Za-z]\w*(/[\w.-]+)+")
-SECONDS = "perf/seconds"  # since the start of the training
-RATE = "perf/tokens_per_second"  # over the same time
+RATE = "perf/tokens_per_second"  # since the start of the training
 PARTS = ("compile", "evaluation", "checkpoint", "noise")  # whose time is not measured
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sweep.config.metrics import SECONDS
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.course import Course
@@ -160,7 +161,7 @@ def train(
                 forget_peak_memory(step.device)
                 progress.charge("other")
             if log:
-                log.append(line)
+                log.append(line | {SECONDS: progress.seconds_total})
 
         if ending is None:
             is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds

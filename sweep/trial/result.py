@@ -61,8 +61,11 @@ class Result(BaseModel):
     weight_decay: float | None
     """Weight decay, as set by the policy."""
     tokens: Annotated[int, Column("tokens")]
-    """Tokens trained on, fewer than planned if the trial diverged or reached its target; for an
-    unfinished trial those planned."""
+    """Tokens trained on, fewer than planned if the trial diverged, reached its target, was pruned
+    or did not end. Without result.json those of the last line of metrics.jsonl; empty without a
+    line."""
+    planned_tokens: Annotated[int | None, Column("tokens", is_in_file=False)] = None
+    """Tokens of the plan; with `--target` the most."""
     epochs: Measured
     """Passes over the training data; empty if data never repeat."""
     tokens_per_sequence: Annotated[int | None, Column("tokens", is_in_file=False)] = None
@@ -134,7 +137,8 @@ class Result(BaseModel):
     the last one counts."""
     seconds_total: Annotated[float, Column("s", is_mean=True)]
     """Time over all attempts: the parts below, start-up and data; repeated work after a kill is
-    counted once."""
+    counted once. Without result.json that of the last line of metrics.jsonl, without its parts;
+    empty if an earlier version wrote the line."""
     seconds_compile: Annotated[Measured, Column("s", is_mean=True)]
     """Compilation."""
     seconds_training: Annotated[float, Column("s", is_mean=True)]

@@ -114,6 +114,7 @@ def fake_lines(
         tokens = course.tokens_at(step)
         loss = fake_loss(plan, row, step / row.steps)
         where = {"time": 1.7e9 + step * 0.01, "step": step, "tokens": tokens}
+        where["perf/seconds"] = step * 0.01
         more = {"train/grad_norm": 0.5, "train/clipped": 0.1, "perf/tokens_per_second": 20_000.5}
         lines.append({**where, "train/loss": loss, **more})
         if step in evaluated and plan.settings.workload.samples:

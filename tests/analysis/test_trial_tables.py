@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -37,7 +38,7 @@ tokens_per_second, mfu, peak_memory_bytes, device, torch_version, git_commit, da
 OF_THE_SWEEP = {
     *("tokens_per_sequence", "target", "expected_initial_loss", "loss_unit"),
     "has_looks",
-    *("time_budget_seconds", "valid_slope"),
+    *("time_budget_seconds", "valid_slope", "planned_tokens"),
 }
 
 
@@ -58,6 +59,32 @@ def test_every_planned_trial_is_a_row_with_its_state(some):
     assert trials["cause"].tolist() == [None, "diverged", "out_of_memory", None, None]
     assert trials["attempts"].tolist() == [1, 1, 1, 0, 1]
     assert trials["final_valid_loss"].notna().tolist() == [True, False, False, False, False]
+
+
+def test_a_trial_without_a_result_has_what_its_last_line_says_and_nothing_that_was_planned(some):
+    loaded = sweep.load_sweep(some)
+    rows = loaded.trials.set_index("batch_size")
+    assert rows["planned_tokens"].tolist() == [196_608] * 5
+    running = read_metrics(SweepFolder(some).trial(rows.loc[64, "id"]).metrics_path)[-1]
+    assert running["step"] == 19  # of 48
+    expected = [19, 19 * 64 * 64, running["perf/seconds"]]
+    assert rows.loc[64, ["steps", "tokens", "seconds_total"]].tolist() == expected
+    parts = [name for name in TRIAL_COLUMNS if name.startswith("seconds_")]
+    parts.remove("seconds_total")
+    assert rows.loc[64, parts].isna().all()
+    without_a_line = rows.loc[[16, 32], ["steps", "tokens", "seconds_total"]]
+    assert without_a_line.isna().all(axis=None)
+
+
+def test_the_seconds_of_a_curve_of_an_earlier_version_are_not_known(some):
+    trial = SweepFolder(some).trials()[-1]
+    lines = read_metrics(trial.metrics_path)
+    for line in lines:
+        del line["perf/seconds"]
+    trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    row = sweep.load_sweep(some).trials.iloc[-1]
+    assert (row["steps"], row["tokens"]) == (19, 19 * 64 * 64)
+    assert math.isnan(row["seconds_total"])
 
 
 def test_numbers_are_those_of_result_json(some):

@@ -26,7 +26,8 @@ from sweep.trial.status import State
 from tests.orchestration.clusters import LOCAL, ON_CPU, Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 
-PER_ATTEMPT = ("time", "perf/tokens_per_second")  # what two equal trainings may differ in
+# What two equal trainings may differ in.
+PER_ATTEMPT = ("time", "perf/seconds", "perf/tokens_per_second")
 MAY_DIFFER = {"attempts", "tokens_per_second", "peak_memory_bytes", "metrics_sha256", "git_commit"}
 
 

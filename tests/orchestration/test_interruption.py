@@ -39,7 +39,7 @@ def until_step(command, step):
 
 def science(trial):
     lines = read_metrics(trial.metrics_path)
-    skipped = ("time", "perf/tokens_per_second")
+    skipped = ("time", "perf/seconds", "perf/tokens_per_second")
     return [{k: v for k, v in line.items() if k not in skipped} for line in lines]
 
 

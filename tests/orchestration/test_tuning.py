@@ -26,11 +26,13 @@ from sweep.orchestration.tuning import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.rate_search import EXTENSIONS
 from sweep.report.report import write_report
+from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause, State, TrialStatus
 from tests.fakes.executors import InlineExecutor
 from tests.orchestration.clusters import LOCAL, ON_CPU, run_in
+from tests.servers import load_stored_sweep
 
 SMALL = {
     "batches": "16,32",
@@ -128,6 +130,38 @@ def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(whole):
         assert lines[-1]["step"] in (50, 100) and str(lines[-1]["step"]) in status.message
         assert not trial.checkpoints() and trial.read_result() is None
     assert {trial.read_result().steps for trial in trials if trial.read_result()} == {200}
+
+
+def test_a_pruned_trial_has_the_tokens_and_the_seconds_that_it_took(whole):
+    sweep = load_sweep(whole.folder.path)
+    trials = sweep.trials.set_index("id")
+    pruned = trials[trials["state"] == State.PRUNED]
+    assert len(pruned) and set(pruned["planned_tokens"]) == {3200}
+    for trial_id, row in pruned.iterrows():
+        last = read_metrics(whole.folder.trial(trial_id).metrics_path)[-1]
+        assert (row["steps"], row["tokens"]) == (last["step"], last["tokens"])
+        assert row["tokens"] == row["steps"] * row["batch_size"] < 3200
+        assert row["seconds_total"] == last["perf/seconds"] > 0
+
+    stored = load_stored_sweep(default_tracking_uri(whole.folder), sweep.plan.experiment)
+    assert stored.trials.equals(sweep.trials)
+
+    complete = trials[trials["state"] == State.COMPLETE]
+    assert (complete["tokens"] == complete["planned_tokens"]).all()
+    for trial_id, row in complete.iterrows():
+        seconds = [
+            line["perf/seconds"] for line in read_metrics(whole.folder.trial(trial_id).metrics_path)
+        ]
+        assert seconds[0] > 0 and seconds == sorted(seconds)
+        assert seconds[-1] <= row["seconds_total"]
+
+
+def test_the_report_knows_the_rates_of_pruned_trials_although_their_tokens_are_fewer(whole):
+    rates = load_sweep(whole.folder.path).leading.rates
+    for rate in rates:
+        tried = {row.learning_rate for row in rows_of(whole, "tune", rate.batch_size)}
+        assert {*rate.trials["learning_rate"]} == tried
+        assert State.PRUNED in {*rate.trials["state"]}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Addresses and passwords, a new database, MLflow's UI, and folders restored from a store."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -189,8 +190,10 @@ def test_the_folder_comes_back_as_it_was(sweep, tmp_path):
     states = [restored.trial(trial_id).read_status().state for trial_id in sweep.ids]
     assert states == [State.COMPLETE, State.RUNNING, State.WAITING]
     assert not restored.trial(sweep.ids[1]).metrics_path.exists()  # it has not finished
-    tables = load_sweep(restored.path), load_sweep(original.path)
-    assert tables[0].trials.equals(tables[1].trials) and not tables[0].warnings
+    stored = load_sweep(restored.path)
+    expected = load_sweep(original.path).trials
+    expected.loc[1, ["steps", "tokens"]] = math.nan  # the last line of its curve has them
+    assert stored.trials.equals(expected) and not stored.warnings
 
 
 def test_the_result_of_an_earlier_attempt_is_not_restored(sweep):

@@ -106,6 +106,9 @@ def test_a_failed_command_is_an_error_with_its_last_line_and_the_log(attempts):
     assert outcome.kind == "error" and "exit code 1" in outcome.message
     assert "KeyError: 'weights'" in outcome.message and str(own.trial.log_path) in outcome.message
     assert "Traceback" in own.trial.log_path.read_text()
+    row = sweep.load_sweep(own.trial.path.parents[1]).trials.iloc[0]
+    assert (row["steps"], row["tokens"], row["planned_tokens"]) == (4, 16, 80)
+    assert 0 < row["seconds_total"] < 60
     killed = attempts("# here", "os.kill(os.getpid(), 9)", out="killed").run()
     assert killed.kind == "error" and "SIGKILL" in killed.message
 

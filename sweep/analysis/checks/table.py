@@ -69,7 +69,6 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
     rows = trials.rename(columns=names)
     rows = rows.drop(columns="best_valid_loss")  # `best_of_evaluations` is for published tables
     rows["label"] = policy_labels(rows)
-
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
@@ -87,6 +86,9 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
         counts = rows[["steps", "token_budget"]].astype(float)
         rows[["steps", "token_budget"]] = counts.mask(is_pruned | (rows["stage"] == "tune"))
+
+    # Earlier versions wrote the planned tokens of a trial that did not end into its tokens.
+    rows["planned_tokens"] = rows["planned_tokens"].fillna(rows["token_budget"])
     return rows
 
 
@@ -119,6 +121,7 @@ def prepare(
     rows = table.copy()
     if not is_own:
         rows["value"] = _loss_of(rows)
+        rows["planned_tokens"] = rows["token_budget"]
     has_value = bool(rows["value"].notna().any())
     tokens_per_step = rows["batch_size"] * rows["context_length"]
     rows["true_steps"] = (rows["token_budget"] / tokens_per_step).fillna(rows["steps"])
