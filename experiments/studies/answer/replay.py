@@ -24,6 +24,7 @@ from sweep.decision.next import next_trainings
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
 from sweep.plan.rate_search import FINEST, GRID, RUNGS, RateTrial, neighbours, next_rates, survivors
+from sweep.trial.status import State
 
 CLOSE = 1e-6  # relative difference of rates that count as one
 PRUNED_AT = 2.0  # times the least tokens to the target, at which a trial to a target is pruned
@@ -57,11 +58,13 @@ class Recorded:
         self.centres = [sweep.plan.tuning_centre(policy, arms[size]) for size in self.sizes]
 
         trials = sweep.trials
-        is_own = (trials["policy"] == result.policy) & (trials["state"] == "COMPLETE")
+        is_own = (trials["policy"] == result.policy) & (trials["state"] == State.COMPLETE)
         own = trials[is_own]
         finals = own[own["stage"] == "final"]
         values = finals[self.objective.name].astype(float)
-        values = np.log(values) if self.objective.is_ratio else self.objective.sign * values
+        values = self.objective.sign * values
+        if self.objective.is_ratio:
+            values = values.map(math.log)
         finals = finals.assign(value=values)
         table = finals.pivot_table("value", "batch_size", "seed").reindex(self.sizes)
         self.finals = table
