@@ -11,7 +11,7 @@ docs/log/2026-11-error-rates.md.
 import argparse
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -117,26 +117,43 @@ def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
 
     `shifts` are those of the best log rate of the first tuning seed, (k,).
     """
-    tried: list[list[RateTrial]] = [[] for _ in case.best]
-    centres = np.exp(rng.uniform(-0.35, 0.35, len(tried)))
+    k = len(case.best)
+
+    def losses_of(index: int, rates: Sequence[float]) -> list[float]:
+        log_rates = np.log(np.broadcast_to(rates, (k, len(rates))))
+        losses = case.expected(log_rates - shifts[:, None]) + case.draw(log_rates.shape, rng)
+        return losses[index].tolist()  # type: ignore[no-any-return]
+
+    centres = np.exp(rng.uniform(-0.35, 0.35, k))
+    tried = search_together(centres.tolist(), losses_of, case.finest)
+    return [_losses_by_rate(trials) for trials in tried]
+
+
+def search_together(
+    centres: Sequence[float],
+    losses_of: Callable[[int, Sequence[float]], Sequence[float]],
+    finest: float = FINEST,
+) -> list[list[RateTrial]]:
+    """Search the rates of batch sizes around their centres, until all have as many trials.
+
+    `losses_of` returns the losses of one batch size, by its index, at some rates.
+    """
+    tried: list[list[RateTrial]] = [[] for _ in centres]
     trial_count = 0
     is_settled = False
     while not is_settled:
         is_settled = True
         for index, (trials, centre) in enumerate(zip(tried, centres, strict=True)):
-            grid = [centre * rate for rate in GRID]
-            rates = next_rates(trials, grid, case.finest, trial_count)
+            grid = [centre * factor for factor in GRID]
+            rates = next_rates(trials, grid, finest, trial_count)
             while rates:
-                log_rates = np.log(np.broadcast_to(rates, (len(tried), len(rates))))
-                losses = case.expected(log_rates - shifts[:, None])
-                losses = losses + case.draw(log_rates.shape, rng)
-                trials += map(RateTrial, rates, losses[index].tolist())
+                trials += map(RateTrial, rates, losses_of(index, rates))
                 is_settled = False
-                rates = next_rates(trials, grid, case.finest, trial_count)
+                rates = next_rates(trials, grid, finest, trial_count)
         trial_count = max(map(len, tried))
         if any(len(trials) < trial_count for trials in tried):
             is_settled = False
-    return [_losses_by_rate(trials) for trials in tried]
+    return tried
 
 
 def _losses_by_rate(trials: Sequence[RateTrial]) -> dict[float, dict[int, float]]:

@@ -17,17 +17,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from experiments.studies.answer.error_rates import search_together
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.decision.curves import rate_points, rates_between, rates_to_use, stack_points
 from sweep.decision.decision import LOOKS, Decision, decide
 from sweep.decision.next import next_trainings
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
-from sweep.plan.rate_search import FINEST, GRID, RUNGS, RateTrial, neighbours, next_rates, survivors
+from sweep.plan.rate_search import GRID, RUNGS, RateTrial, neighbours, survivors
+from sweep.plan.target import PATIENCE
 from sweep.trial.status import State
 
 CLOSE = 1e-6  # relative difference of rates that count as one
-PRUNED_AT = 2.0  # times the least tokens to the target, at which a trial to a target is pruned
 
 
 @dataclass
@@ -120,30 +121,17 @@ class Recorded:
         seconds = float(self.seconds.iloc[index])
         if not self.objective.is_ratio:
             return seconds
-        most = float(self.finals.iloc[index].mean()) + math.log(PRUNED_AT)
+        most = float(self.finals.iloc[index].mean()) + math.log(PATIENCE)
         return seconds * math.exp(min(loss, most))
 
 
 def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]]:
     """Search the rates of all batch sizes, until all have as many trials."""
-    tried: list[list[RateTrial]] = [[] for _ in recorded.sizes]
-    trial_count = 0
-    is_settled = False
-    while not is_settled:
-        is_settled = True
-        for index, trials in enumerate(tried):
-            grid = [recorded.centres[index] * factor for factor in GRID]
-            rates = next_rates(trials, grid, FINEST, trial_count)
-            while rates:
-                for rate in rates:
-                    loss = recorded.tuning_loss(index, rate, TUNING_SEED)
-                    trials.append(RateTrial(rate, loss))
-                is_settled = False
-                rates = next_rates(trials, grid, FINEST, trial_count)
-        trial_count = max(map(len, tried))
-        if any(len(trials) < trial_count for trials in tried):
-            is_settled = False
 
+    def losses_of(index: int, rates: Sequence[float]) -> list[float]:
+        return [recorded.tuning_loss(index, rate, TUNING_SEED) for rate in rates]
+
+    tried = search_together(recorded.centres, losses_of)
     for index, trials in enumerate(tried):
         shares = _shares(recorded, trials)
         for trial, share in zip(trials, shares, strict=True):
