@@ -11,7 +11,7 @@ docs/log/2026-11-error-rates.md.
 import argparse
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,11 +28,11 @@ from sweep.decision.curves import (
     stack_points,
 )
 from sweep.decision.decision import LOOKS, Counts, Decision, decide
-from sweep.decision.first_rates import first_rates
+from sweep.decision.first_rates import FirstRates, Values, first_rates
 from sweep.decision.next import TUNING_SEEDS, next_trainings
 from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
-from sweep.plan.rate_search import FINEST, RateTrial, next_rates
+from sweep.plan.rate_search import RateTrial, next_rates
 
 TOLERANCE = 0.01
 CHUNK = 500  # sweeps that are decided at once
@@ -60,7 +60,7 @@ class Case:
     violation: str = ""  # t3, lognormal, drift, interaction, flat, cusp, corner or cliff
     shift: float = 0.0  # standard deviation of a seed's best log rate
     missing: int = 0  # final trials without a result, of different batch sizes
-    finest: float = FINEST  # ratio of neighbouring rates at which the search ends
+    finest: float | None = None  # ratio of neighbouring rates at which the search ends
     uses_best_tried: bool = False  # final trials at the best rate tried, as in tables of others
     question: Question = "order"
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
@@ -136,25 +136,50 @@ def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
     best_rates = np.exp(line + OFF_LINE * rng.standard_normal(k))
     centre = float(best_rates[0] * np.exp(rng.uniform(-0.35, 0.35)))
     searches: Search = []
-    values: dict[int, dict[float, float]] = {}
+    earlier: dict[int, Values] = {}
     for index, best_rate in enumerate(best_rates):
         size = SIZE_RATIO**index
-        trials: list[RateTrial] = []
-        rates: tuple[float, ...] = (0.0,)
-        while rates:
-            own = {trial.rate: trial.loss for trial in trials if trial.loss is not None}
+
+        def first_of(own: Values, size: int = size) -> FirstRates:
             first = first_rates(
-                size, own, values, TOLERANCE, centre, rule=lambda size: size**USUAL_SLOPE
+                size, own, earlier, TOLERANCE, centre, rule=lambda size: size**USUAL_SLOPE
             )
-            finest = first.finest if case.finest == FINEST else case.finest
-            rates = next_rates(trials, first.rates, finest)
+            return first if case.finest is None else replace(first, finest=case.finest)
+
+        def losses_of(
+            rates: Sequence[float], index: int = index, best_rate: float = best_rate
+        ) -> list[float]:
             log_rates = np.log(np.broadcast_to(rates, (k, len(rates)))) - math.log(best_rate)
-            losses = case.expected(log_rates - shifts[:, None])
-            losses = losses + case.draw(log_rates.shape, rng)
-            trials += map(RateTrial, rates, losses[index].tolist())
-        values[size] = own
-        searches.append({rate / best_rate: {TUNING_SEED: loss} for rate, loss in own.items()})
+            losses = case.expected(log_rates - shifts[:, None]) + case.draw(log_rates.shape, rng)
+            return losses[index].tolist()  # type: ignore[no-any-return]
+
+        trials = search_rates(first_of, losses_of)
+        earlier[size] = _values_of(trials)
+        over_best = {rate / best_rate: loss for rate, loss in earlier[size].items()}
+        searches.append({rate: {TUNING_SEED: loss} for rate, loss in over_best.items()})
     return searches
+
+
+def search_rates(
+    first_of: Callable[[Values], FirstRates],
+    losses_of: Callable[[Sequence[float]], Sequence[float]],
+) -> list[RateTrial]:
+    """Search the rates of one batch size.
+
+    `first_of` returns its first rates from the values of its own trials, `losses_of` the losses at
+    some rates.
+    """
+    trials: list[RateTrial] = []
+    while True:
+        first = first_of(_values_of(trials))
+        rates = next_rates(trials, first.rates, first.finest)
+        if not rates:
+            return trials
+        trials += map(RateTrial, rates, losses_of(rates))
+
+
+def _values_of(trials: Sequence[RateTrial]) -> dict[float, float]:
+    return {trial.rate: trial.loss for trial in trials if trial.loss is not None}
 
 
 def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:

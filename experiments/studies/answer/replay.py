@@ -17,20 +17,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from experiments.studies.answer.error_rates import search_rates
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.arms import Arm
 from sweep.decision.curves import rate_points, rates_between, rates_to_use, stack_points
 from sweep.decision.decision import LOOKS, Decision, decide
-from sweep.decision.first_rates import first_rates_of
+from sweep.decision.first_rates import FirstRates, Values, first_rates_of
 from sweep.decision.next import next_trainings
 from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
-from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, next_rates, survivors
+from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, survivors
+from sweep.plan.target import PATIENCE
 from sweep.trial.status import State
 
 CLOSE = 1e-6  # relative difference of rates that count as one
-PRUNED_AT = 2.0  # times the least tokens to the target, at which a trial to a target is pruned
 
 
 @dataclass
@@ -127,27 +128,26 @@ class Recorded:
         seconds = float(self.seconds.iloc[index])
         if not self.objective.is_ratio:
             return seconds
-        most = float(self.finals.iloc[index].mean()) + math.log(PRUNED_AT)
+        most = float(self.finals.iloc[index].mean()) + math.log(PATIENCE)
         return seconds * math.exp(min(loss, most))
 
 
 def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]]:
     """Search the rates of all batch sizes, in the order of the plan."""
     tried: list[list[RateTrial]] = []
-    values: dict[Arm, dict[float, float]] = {}
+    values: dict[Arm, Values] = {}
     for index, arm in enumerate(recorded.arms):
-        trials: list[RateTrial] = []
-        is_settled = False
-        while not is_settled:
-            values[arm] = {t.rate: t.loss for t in trials if t.loss is not None}
-            first = first_rates_of(recorded.plan, recorded.policy, arm, values)
-            rates = next_rates(trials, first.rates, first.finest)
-            for rate in rates:
-                trials.append(RateTrial(rate, recorded.tuning_loss(index, rate, TUNING_SEED)))
-            is_settled = not rates
-        tried.append(trials)
 
-        shares = _shares(recorded, trials, first.rates)
+        def first_of(own: Values, arm: Arm = arm) -> FirstRates:
+            return first_rates_of(recorded.plan, recorded.policy, arm, {**values, arm: own})
+
+        def losses_of(rates: Sequence[float], index: int = index) -> list[float]:
+            return [recorded.tuning_loss(index, rate, TUNING_SEED) for rate in rates]
+
+        trials = search_rates(first_of, losses_of)
+        tried.append(trials)
+        values[arm] = {trial.rate: trial.loss for trial in trials if trial.loss is not None}
+        shares = _shares(recorded, trials, first_of(values[arm]).rates)
         for trial, share in zip(trials, shares, strict=True):
             assert trial.loss is not None
             cost.add("search", recorded.seconds_of(index, trial.loss), share)
