@@ -15,7 +15,7 @@ from sweep.config.arms import Arm
 from sweep.decision.curves import best_curve, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan
 from sweep.plan.policies import Policy
-from sweep.plan.rate_search import FINEST, GRID, is_in
+from sweep.plan.rate_search import FINEST, GRID, RateTrial, best_of, is_in, neighbours
 
 Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
 
@@ -109,16 +109,26 @@ def first_rates(
 
     _, own = _best_of(tried)
     finest = FINEST
-    if _rise(own) < FLAT * tolerance:
-        finest = SPACING_OF_FLAT
-    elif _rise(own) > STEEP * tolerance:
+    if _rise_of_neighbours(tried) > STEEP * tolerance:
         finest = SPACING_OF_STEEP
+    elif _rise(own) < FLAT * tolerance:
+        finest = SPACING_OF_FLAT
     return FirstRates(near, finest)
 
 
 def _rise(curvature: float) -> float:
     """Return by how much a curve rises over a factor of √2; NaN if it is not known."""
     return curvature * math.log(FINEST) ** 2
+
+
+def _rise_of_neighbours(values: Values) -> float:
+    """Return by how much the rates next to the best one are worse; NaN if they have no result."""
+    trials = [RateTrial(rate, value) for rate, value in values.items()]
+    if not trials:
+        return math.nan
+    next_to_best = [trial.loss for trial in neighbours(trials)]
+    rises = [loss - best_of(trials).loss for loss in next_to_best if math.isfinite(loss)]
+    return float(np.mean(rises)) if rises else math.nan
 
 
 def _is_lowest_inside(values: Sequence[float]) -> bool:

@@ -170,35 +170,45 @@ def next_trainings(
     rates known exactly, and with the question `which` only if theirs is the larger error: rates
     next to the best one if the curve has a corner, and if the regret is not known to within half of
     the tolerance, such rates where the curve does not fit, else tuning seeds. Seeds follow only
-    where they may decide. All have the shape (..., k). Nothing changes once the question is
-    answered, or nothing may decide more.
+    where they may decide, if need be with the tuning that is left. All have the shape (..., k).
+    Nothing changes once the question is answered, or nothing may decide more.
     """
     asked = undecided_of(decision, question, pursues, tolerance)
-    needs_seeds = _needed(decision, asked, decision.reach_of_seeds(), tolerance)
-    needs_tuning = _needed(decision, asked, decision.reach_of_rates(), tolerance)
+    may_add_rates, may_add_seeds = _tunable(decision, tuning_seeds, is_refinable, tolerance)
+    may_tune = may_add_rates | may_add_seeds
+    of_seeds = decision.reach(of_seeds=True, of_rates=may_tune)
+    of_rates = decision.reach(of_seeds=False, of_rates=True)
+    needs_seeds = _needed(decision, asked, of_seeds, tolerance)
+    needs_tuning = _needed(decision, asked, of_rates, tolerance)
+    if question == "which":  # the larger error first; for all verdicts, this decides fewer
+        may_follow = needs_seeds & (seeds < most_seeds)
+        is_first = _is_more_than_noise(decision, needs_tuning)
+        needs_tuning &= is_first | ~may_follow.any(-1, keepdims=True)
 
-    wanted = tuning_seeds
-    needs_rates = np.zeros(asked.shape, bool)
-    if decision.rates is not None:
-        spread = decision.rates.regret_high - decision.rates.regret_low
-        if question == "which":  # the larger error first; for all verdicts, this decides fewer
-            may_follow = needs_seeds & (seeds < most_seeds)
-            is_first = _is_more_than_noise(spread, decision.half_width, needs_tuning)
-            needs_tuning &= is_first | ~may_follow.any(-1, keepdims=True)
-        is_unclear = needs_tuning & (spread > tolerance / 2) & np.isfinite(spread)
-        needs_rates = is_unclear & decision.rates.misfits
-        needs_rates |= needs_tuning & decision.rates.has_corner
-        needs_rates &= (tuning_seeds == 1) & is_refinable
-
-        doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
-        can_grow = doubled > tuning_seeds
-        wanted = np.where(is_unclear & ~needs_rates & can_grow, doubled, tuning_seeds)
-    is_tuning = ((wanted > tuning_seeds) | needs_rates).any(-1, keepdims=True)
+    needs_rates = needs_tuning & may_add_rates
+    doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
+    wanted = np.where(needs_tuning & may_add_seeds, doubled, tuning_seeds)
+    is_tuning = (needs_tuning & may_tune).any(-1, keepdims=True)
 
     fewest = np.where(needs_seeds, seeds, most_seeds).min(-1, keepdims=True)
     look = np.vectorize(next_look)(fewest, most_seeds)
     grown = np.where(needs_seeds, np.maximum(seeds, look), seeds)
     return np.where(is_tuning, seeds, grown), wanted, needs_rates
+
+
+def _tunable(
+    decision: Decision, tuning_seeds: Counts, is_refinable: Flags, tolerance: float
+) -> tuple[Flags, Flags]:
+    """Return the batch sizes that further rates would tell more of, and further tuning seeds."""
+    rates = decision.rates
+    if rates is None:
+        none = np.zeros(tuning_seeds.shape, bool)
+        return none, none
+    spread = rates.regret_high - rates.regret_low
+    is_unclear = (spread > tolerance / 2) & np.isfinite(spread)
+    may_add_rates = (is_unclear & rates.misfits) | rates.has_corner
+    may_add_rates &= (tuning_seeds == 1) & is_refinable
+    return may_add_rates, is_unclear & ~may_add_rates & (tuning_seeds < TUNING_SEEDS)
 
 
 def _needed(
@@ -227,17 +237,17 @@ def _needed(
     return np.asarray(needed | (is_best & needed.any(-1, keepdims=True)))
 
 
-def _is_more_than_noise(spread: Floats, half_width: Floats, is_in: Flags) -> Flags:
+def _is_more_than_noise(decision: Decision, is_in: Flags) -> Flags:
     """Return whether a regret is known less well than any difference over seeds, (..., 1).
 
-    Args:
-        spread: width of the bounds of each regret, (..., k); those that are infinite do not count.
-        half_width: of the differences over seeds, (..., k, k).
-        is_in: the batch sizes that count, (..., k).
+    Only the batch sizes that are in count, (..., k), and only regrets that are bounded.
     """
+    if decision.rates is None:
+        return np.zeros((*is_in.shape[:-1], 1), bool)
+    spread = decision.rates.regret_high - decision.rates.regret_low
     is_pair = is_in[..., :, None] & is_in[..., None, :] & ~np.eye(is_in.shape[-1], dtype=bool)
     of_rates = np.where(is_in & np.isfinite(spread), spread, 0.0).max(-1)
-    of_seeds = np.where(is_pair, half_width, 0.0).max((-2, -1))
+    of_seeds = np.where(is_pair, decision.half_width, 0.0).max((-2, -1))
     return np.asarray(of_rates > of_seeds)[..., None]
 
 
