@@ -21,7 +21,7 @@ Values = Mapping[float, float]  # compared value of each rate tried; NaN without
 
 
 FLAT = 1.0  # tolerances by which a curve rises over a factor of √2, below which it is flat
-STEEP = 5.0  # and above which it is steep
+STEEP = 5.0  # tolerances by which the rates next to the best are worse, above which it is steep
 SPACING_OF_FLAT = 2.0  # ratio of neighbouring rates
 SPACING_OF_STEEP = 2.0**0.25
 
@@ -75,7 +75,8 @@ def first_rates(
 
     They are a grid around the centre, or three rates around the prediction from earlier batch
     sizes, farther apart if their curves are flat. If the best one of these is inside, one more
-    follows on each side. Refinement ends the earlier, the flatter the curve of its own trials is.
+    follows on each side. Refinement ends early where the curve of its own trials is flat, and late
+    where the rates next to the best one are much worse.
 
     Args:
         batch_size: the one whose rates are searched.

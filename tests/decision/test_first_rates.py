@@ -63,6 +63,13 @@ def test_refinement_ends_the_earlier_the_flatter_its_own_curve_is(curvature, fin
     assert first(4, {1: bowl(1e-3, curvature)}).finest == FINEST  # not known yet
 
 
+def test_refinement_goes_on_below_a_cliff_where_the_curve_is_steep_but_straight():
+    cliff = {1.0: 2.3, 1.4: 2.2, 2.0: 2.1, 2.8: math.inf}
+    assert first(4, {1: bowl(1e-3)}, cliff).finest == pytest.approx(FINEST**0.5)
+    gentle = {1.0: 2.03, 1.4: 2.02, 2.0: 2.01, 2.8: math.inf}
+    assert first(4, {1: bowl(1e-3)}, gentle).finest > FINEST**0.6
+
+
 def test_one_more_follows_on_each_side_if_the_best_rate_is_inside():
     earlier = {1: bowl(1e-3)}
     three = first(4, earlier).rates

@@ -144,6 +144,32 @@ def test_an_uncertain_rate_gets_tuning_seeds_once_they_may_decide_and_before_mor
     assert following(seeds=5, tuning_seeds=4) == ([8, 8], [4, 4])
 
 
+def test_seeds_follow_where_only_they_and_tuning_together_may_decide():
+    logs = np.tile(np.log([5e-4, 1e-3, 2e-3]), (3, 1))
+    losses = 1.0 + np.array([[0.05], [0.05], [1.6]]) * np.square(logs - logs[:, 1:2])
+    points = RatePoints(logs, losses, logs[:, [0, 2]], np.ones(3), np.zeros(3))
+    noise = np.array([[2, -2, 0, 1, -1], [-2, 0, 2, 1, -1], [0, 2, -2, -1, 1]])
+    finals = np.array([[0.0], [0.0], [0.005]]) + 0.0025 * noise
+    decision = decide(finals, points, logs[:, 1], LOOKS)
+
+    def may_be_within(**known):
+        return bool((decision.reach(**known)[1] <= 0.01)[0])
+
+    def seeds_after(tuning_seeds):
+        counts = np.full(3, 5), np.full(3, tuning_seeds)
+        more, tuning, _ = next_trainings(
+            decision, *counts, np.zeros(3, bool), 0.01, 20, question="which", pursues="tokens"
+        )
+        assert list(tuning) == [tuning_seeds] * 3
+        return list(more)
+
+    assert not may_be_within(of_seeds=True, of_rates=False)
+    assert not may_be_within(of_seeds=False, of_rates=True)
+    assert may_be_within(of_seeds=True, of_rates=True)
+    assert seeds_after(tuning_seeds=1) == [8, 8, 8]
+    assert seeds_after(tuning_seeds=4) == [8, 8, 5]  # the third's rate stays unclear
+
+
 def test_rates_that_are_exact_gain_at_most_what_their_bounds_allow():
     rng = np.random.default_rng(2)
     logs = np.tile(np.log([5e-4, 1e-3, 2e-3]), (3, 1))
