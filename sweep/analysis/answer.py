@@ -176,7 +176,7 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         basis=chosen.basis,
         reasons=reasons,
         question=settings.question,
-        decided=_is_decided(comparison, settings.question, pursues),
+        decided=_is_decided(comparison, settings.question, pursues, chosen.batch_size),
         scope=comparison.scope,
         time_budget_seconds=comparison.time_budget_seconds,
         price_per_device_hour=settings.price,
@@ -195,8 +195,8 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
     )
 
 
-def _is_decided(comparison: Comparison, question: Question, pursues: str) -> bool:
-    """Return whether the question is answered for the side that is pursued."""
+def _is_decided(comparison: Comparison, question: Question, pursues: str, recommended: int) -> bool:
+    """Return whether the question is answered, with the recommended batch size."""
     objective = comparison.objective
     decision = comparison.decision
     if question == "which" and pursues == "time" and objective.is_ratio:
@@ -204,6 +204,10 @@ def _is_decided(comparison: Comparison, question: Question, pursues: str) -> boo
         if times.unknown or not times.has_intervals:
             return False
         decision = comparison.decision_with_times.in_time(times.log_ratios)
+    if question == "which":
+        index = comparison.times.sizes.index(recommended)
+        if not decision.is_within(objective.margin)[index]:
+            return False
     return bool(is_answered(decision, question, pursues, objective.margin))
 
 

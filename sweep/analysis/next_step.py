@@ -44,7 +44,7 @@ from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
 from sweep.plan.commands import parse_command
 from sweep.plan.course import Course, common_budget, tokens_per_trial
-from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, load_plan
+from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, parse_policy
 from sweep.plan.rate_search import EXTENSIONS, ROUNDING
 from sweep.trial.folder import SweepFolder
@@ -295,14 +295,14 @@ class _Search:
         return min(rates, default=math.inf) <= lowest_of_search
 
     def _values_of_tuning(self) -> dict[Arm, dict[float, float]]:
-        """Return the values of the tuning trials with the first seed, by arm and rate."""
+        """Return the values of the trials of the searches, by arm and rate."""
+        by_id = {record.row.id: record.value for record in self.records}
         values: dict[Arm, dict[float, float]] = {}
-        for record in self.records:
-            row = record.row
-            is_searched = row.stage == "tune" and row.seed == TUNING_SEED
-            if is_searched and row.policy == self.lr and row.learning_rate:
-                value = math.nan if record.value is None else record.value
-                values.setdefault(row.arm, {})[row.learning_rate] = value
+        for arm in dict.fromkeys(record.row.arm for record in self.records):
+            for row in self.plan.searched(self.lr, arm):
+                value = by_id.get(row.id)
+                rate = row.learning_rate or math.nan
+                values.setdefault(arm, {})[rate] = math.nan if value is None else value
         return values
 
     def _tune_again(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:

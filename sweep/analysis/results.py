@@ -128,10 +128,10 @@ class Sweep(tables.SweepTables):
         answer = result.answer
         rows = [row for row in answer.batch_sizes if row.tolerance_verdict == UNDECIDED]
         seeds = max((row.seeds for row in rows), default=0)
-        if rows and seeds >= self.plan.settings.answer.max_seeds:
+        if rows and answer.decided and self.plan.settings.seeds == "auto":
+            lines.append("With --answer order, the command goes on with what seeds can decide.")
+        elif rows and seeds >= self.plan.settings.answer.max_seeds:
             lines.append(f"The sweep ended at {seeds} seeds, its limit (--max-seeds).")
-        elif rows and answer.decided and self.plan.settings.seeds == "auto":
-            lines.append("With --answer order, the command goes on until all are decided.")
         if result.curve:
             lines += _describe_curve(result.curve)
         return lines

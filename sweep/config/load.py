@@ -81,14 +81,16 @@ def _keep_own_rate(
 ) -> None:
     """Keep the file's rate for the first rates of a search; a flag may replace it.
 
-    It is the rate of the file's model, and says nothing about others.
+    It is the rate of the file's model and optimizer, and says nothing about other models. Of
+    several optimizers, it is not known which one it is meant for.
     """
     tuning = fields.get("tuning", {})
     optimizer = file.get("optimizer", {})
     if not (isinstance(tuning, Mapping) and isinstance(optimizer, Mapping)):
         return  # refused later
-    names_rate = "name" in file and "lr" in file and "own_rate" not in tuning
-    if names_rate and flags.keys().isdisjoint(OF_OTHER_MODEL):
+    names_rate = "name" in file and "lr" in file and "optimizers" not in file
+    is_chosen = "own_rate" in tuning or not flags.keys().isdisjoint(OF_OTHER_MODEL)
+    if names_rate and not is_chosen:
         own_rate = {"lr": str(file["lr"]), "optimizer": optimizer.get("name", "adamw")}
         fields["tuning"] = {**tuning, "own_rate": own_rate}
 

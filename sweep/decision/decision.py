@@ -150,10 +150,13 @@ class Decision:
     def in_time(self, log_ratios: tuple[Floats, Floats, Floats]) -> "Decision":
         """Return the decision about times, if this one is about the logarithms of tokens.
 
+        It must have no other errors: sweeps with a target compare equal amounts.
+
         Args:
             log_ratios: of the times per token, row over column, (..., k, k), and their bounds; all
                 of them are known.
         """
+        assert self.other_errors is None
         estimate, low, high = log_ratios
         return replace(
             self,

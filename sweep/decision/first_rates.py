@@ -15,11 +15,12 @@ from sweep.config.arms import Arm
 from sweep.decision.curves import best_curve, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan
 from sweep.plan.policies import Policy
-from sweep.plan.rate_search import FINEST, GRID, RateTrial, best_of, is_in, neighbours
+from sweep.plan.rate_search import FINEST, GRID, PREDICTED, RateTrial, is_in, neighbours
 
 Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
 
-
+SCATTER = 0.2  # standard deviation of best log rates about their line
+SLOPE_DEVIATION = 0.25  # that of the line's slope about the rule's
 FLAT = 1.0  # tolerances by which a curve rises over a factor of √2, below which it is flat
 STEEP = 5.0  # tolerances by which the rates next to the best are worse, above which it is steep
 SPACING_OF_FLAT = 2.0  # ratio of neighbouring rates
@@ -80,7 +81,8 @@ def first_rates(
 
     Args:
         batch_size: the one whose rates are searched.
-        tried: the values of its own trials.
+        tried: the values of its own trials, in the order of the plan; once it has begun, results of
+            other batch sizes do not move its rates.
         earlier: those of batch sizes that were tuned before.
         tolerance: the difference of values that matters.
         centre: the centre of the grid without a prediction.
@@ -99,14 +101,15 @@ def first_rates(
     if has_begun_with_grid or not best_rates:
         return FirstRates(grid)
 
-    usual = float(np.median(curvatures)) if curvatures else math.nan
-    spacing = FINEST
-    if _rise(usual) < FLAT * tolerance:
-        spacing = SPACING_OF_FLAT
-    predicted = _predict(batch_size, best_rates, rule)
-    near: tuple[float, ...] = (predicted, predicted / spacing, predicted * spacing)
-    if _is_lowest_inside([tried.get(rate, math.nan) for rate in sorted(near)]):
-        near += (predicted / spacing**2, predicted * spacing**2)
+    near = tuple(tried)[:PREDICTED]
+    if not near:
+        usual = float(np.median(curvatures)) if curvatures else math.nan
+        spacing = SPACING_OF_FLAT if _rise(usual) < FLAT * tolerance else FINEST
+        predicted = _predict(batch_size, best_rates, rule)
+        near = (predicted, predicted / spacing, predicted * spacing)
+    elif _is_lowest_inside([tried[rate] for rate in sorted(near)]):
+        middle, low, high = near
+        near += (low**2 / middle, high**2 / middle)
 
     _, own = _best_of(tried)
     finest = FINEST
@@ -124,30 +127,32 @@ def _rise(curvature: float) -> float:
 
 def _rise_of_neighbours(values: Values) -> float:
     """Return by how much the rates next to the best one are worse; NaN if they have no result."""
-    trials = [RateTrial(rate, value) for rate, value in values.items()]
-    if not trials:
-        return math.nan
-    next_to_best = [trial.loss for trial in neighbours(trials)]
-    rises = [loss - best_of(trials).loss for loss in next_to_best if math.isfinite(loss)]
-    return float(np.mean(rises)) if rises else math.nan
+    measured = {rate: value for rate, value in values.items() if not math.isnan(value)}
+    trials = [RateTrial(rate, value) for rate, value in measured.items()]
+    next_to_best = [measured[trial.rate] for trial in neighbours(trials)] if trials else []
+    finite = [value for value in next_to_best if math.isfinite(value)]
+    return float(np.mean(finite)) - min(measured.values()) if finite else math.nan
 
 
 def _is_lowest_inside(values: Sequence[float]) -> bool:
-    """Return True if the middle one of three values is known to be the least."""
-    return values[0] > values[1] < values[2]
+    """Return True if there are three values, and the middle one is known to be the least."""
+    return len(values) == PREDICTED and values[0] > values[1] < values[2]
 
 
 def _predict(
     batch_size: int, best_rates: Mapping[int, float], rule: Callable[[int], float]
 ) -> float:
-    """Return the rate at a batch size on the line through best log rates, with three digits."""
-    sizes = [*best_rates]
-    if len(sizes) == 1:
-        log_rate = best_rates[sizes[0]] + math.log(rule(batch_size) / rule(sizes[0]))
-    else:
-        line = np.polynomial.Polynomial.fit(np.log(sizes), [*best_rates.values()], 1)
-        log_rate = float(line(math.log(batch_size)))
-    return float(f"{math.exp(log_rate):.3g}")
+    """Return the rate at a batch size on a line through best log rates, with three digits.
+
+    Its slope is least squares with a normal prior around that of the rule: a few batch sizes, or
+    some that lie close together, hardly tell it.
+    """
+    log_sizes = np.log([*best_rates])
+    over_rule = np.array([*best_rates.values()]) - np.log([rule(size) for size in best_rates])
+    distance = log_sizes - log_sizes.mean()
+    slope = (distance @ over_rule) / (distance @ distance + (SCATTER / SLOPE_DEVIATION) ** 2)
+    log_rate = over_rule.mean() + slope * (math.log(batch_size) - log_sizes.mean())
+    return float(f"{rule(batch_size) * math.exp(log_rate):.3g}")
 
 
 def _best_of(values: Values) -> tuple[float, float]:

@@ -71,14 +71,10 @@ def next_trials(
     points = stack_points(near_best)
     has_rates = np.isfinite(points.losses).any()
     rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
-    ratios = None
-    if asks_for_soonest(experiment) and timing is not None:
-        ratios = log_ratios_of_steps(timing, arms)
-    has_times = ratios is not None or experiment.time_budget_seconds is not None
+    compares_times = asks_for_soonest(experiment) and timing is not None
+    has_times = compares_times or experiment.time_budget_seconds is not None
     error = ERROR if has_times else ALPHA
     decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS, error)
-    if ratios is not None:
-        decision = decision.in_time(ratios)
     if plan.has_unequal_amounts:
         ids = {row.id for row in rows}
         finals = [record for record in records if record.row.id in ids]
@@ -91,8 +87,12 @@ def next_trials(
     chosen = []
     for start in range(0, len(arms), len(experiment.batches)):
         of_optimizer = slice(start, start + len(experiment.batches))
+        of_sizes = decision.of(of_optimizer)
+        if timing is not None and compares_times:
+            ratios = log_ratios_of_steps(timing, arms[of_optimizer])
+            of_sizes = of_sizes if ratios is None else of_sizes.in_time(ratios)
         trainings = next_trainings(
-            decision=decision.of(of_optimizer),
+            decision=of_sizes,
             seeds=seeds[of_optimizer],
             tuning_seeds=tuning_seeds[of_optimizer],
             is_refinable=is_refinable[of_optimizer],
@@ -173,11 +173,12 @@ def next_trainings(
     where they may decide, if need be with the tuning that is left. All have the shape (..., k).
     Nothing changes once the question is answered, or nothing may decide more.
     """
-    asked = undecided_of(decision, question, pursues, tolerance)
     may_add_rates, may_add_seeds = _tunable(decision, tuning_seeds, is_refinable, tolerance)
     may_tune = may_add_rates | may_add_seeds
     of_seeds = decision.reach(of_seeds=True, of_rates=may_tune)
     of_rates = decision.reach(of_seeds=False, of_rates=True)
+    may_be_within = of_seeds[1] <= tolerance
+    asked = undecided_of(decision, question, pursues, tolerance, may_be_within)
     needs_seeds = _needed(decision, asked, of_seeds, tolerance)
     needs_tuning = _needed(decision, asked, of_rates, tolerance)
     if question == "which":  # the larger error first; for all verdicts, this decides fewer

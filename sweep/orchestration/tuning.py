@@ -232,7 +232,8 @@ class Tuning:
         decided = {row.arm: None for row in self._rows() if row.arm not in self.open_finals}
         values: dict[Arm, Values] = {}
         for arm in decided:
-            trials = [self._read_trial(row, ()) for row in self._searched_rows(arm)]
+            rows = self.schedule.plan.searched(self.policy.name, arm)
+            trials = [self._read_trial(row, ()) for row in rows]
             values[arm] = _values_of(trials)
         return values
 
@@ -253,16 +254,10 @@ class Tuning:
             if row.stage == "tune" and row.policy == self.policy.name and row.seed == TUNING_SEED
         ]
 
-    def _searched_rows(self, arm: Arm) -> list[PlannedTrial]:
-        """Return the trials of an arm's search; those that confirm its winner have more tokens."""
-        rows = [row for row in self._rows() if row.arm == arm]
-        least = min((row.tokens for row in rows), default=0)
-        return [row for row in rows if row.tokens == least]
-
     def _search(self, arm: Arm, values: Mapping[Arm, Values]) -> Study:
         """Return the search of an arm, given the values of those that were searched before."""
         plan = self.schedule.plan
-        rows = self._searched_rows(arm)
+        rows = self.schedule.plan.searched(self.policy.name, arm)
         template = rows[0] if rows else self._awaited[arm]
 
         # With a target the schedule ends late trials; a command cannot pause.
@@ -460,7 +455,7 @@ class Tuning:
             return []
 
         winners = []
-        log_rates = rates_to_use(stack_points(points))
+        log_rates = rates_to_use(stack_points(points), pools_noise=self.settings.predicts_rates)
         for (study, row), log_rate in zip(won, log_rates, strict=True):
             if not study.extra:
                 rate = float(f"{math.exp(log_rate):.3g}")

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, field_serializer
 
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.experiment import LEAST_POINTS, Experiment, NoiseSettings
+from sweep.config.experiment import LEAST_POINTS, AnswerSettings, Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
 from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.config.settings import Settings, parse_settings
@@ -212,6 +212,17 @@ class Plan(Inputs):
         scale = optimizer_facts(optimizer)["rate"] / optimizer_facts(own.optimizer)["rate"]
         return float(scale * parse_policy(own.lr).rate_at(arm.batch_size, own.optimizer))
 
+    def searched(self, policy: str, arm: Arm) -> list[PlannedTrial]:
+        """Return the trials of an arm's search; those that confirm its winner have more tokens."""
+        rows = [
+            row
+            for row in self.known_trials
+            if row.stage == "tune" and row.policy == policy and row.seed == TUNING_SEED
+        ]
+        rows = [row for row in rows if row.arm == arm]
+        least = min((row.tokens for row in rows), default=0)
+        return [row for row in rows if row.tokens == least]
+
     @property
     def tuned_policy(self) -> str | None:
         """The name of the policy of the latest trials with tuned rates; None without any."""
@@ -282,7 +293,8 @@ class Plan(Inputs):
 
     def with_answer(self, **changes: Any) -> "Plan":
         """Return the plan of the same trials with other settings of the answer."""
-        answer = self.settings.answer.model_copy(update=changes)
+        fields = self.settings.answer.model_dump() | changes
+        answer = parse_settings(AnswerSettings, fields, "the answer")
         settings = self.settings.model_copy(update={"answer": answer})
         return self.model_copy(update={"settings": settings})
 
@@ -316,6 +328,10 @@ def build_plan(
     old_rows = old.known_trials if old else ()
     tokens, are_common = _tokens_of_arms(experiment, old_rows)
     settings = experiment.model_copy(update={"optimizer": _resolve_optimizer(experiment)})
+    if old is not None and old.tuned_policy is not None:  # searches that have begun go on
+        own_rate = old.settings.tuning.own_rate
+        tuning = settings.tuning.model_copy(update={"own_rate": own_rate})
+        settings = settings.model_copy(update={"tuning": tuning})
     if experiment.token_budget is not None:
         settings = _evaluated(settings, experiment.token_budget)
     elif old is not None:

@@ -45,7 +45,18 @@ def test_one_earlier_batch_size_is_extrapolated_with_the_rule():
 @given(exponent=st.floats(-1, 1), scale=st.floats(1e-4, 1.0), sizes=st.permutations([1, 4, 64]))
 def test_several_predict_the_rate_on_their_line(exponent, scale, sizes):
     earlier = {size: bowl(scale * size**exponent) for size in sizes}
-    assert first(16, earlier).rates[0] == pytest.approx(scale * 16**exponent, rel=0.01)
+    assert first(16, earlier).rates[0] == pytest.approx(scale * 16**exponent, rel=0.2)
+    on_rule = {size: bowl(scale * size**0.5) for size in sizes}
+    assert first(16, on_rule).rates[0] == pytest.approx(scale * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("sizes", [(4, 6, 512), (1, 2, 256)])
+def test_batch_sizes_that_lie_close_together_hardly_tilt_the_line(sizes):
+    near, nearer, far = sizes
+    off_line = {near: bowl(1e-3), nearer: bowl(1e-3 * (nearer / near) ** 0.5 * math.exp(0.3))}
+    predicted = first(far, off_line).rates[0]
+    rule = 1e-3 * (far / near) ** 0.5
+    assert 1 / 2 < predicted / rule < 4
 
 
 @pytest.mark.parametrize(("curvature", "spacing"), [(0.05, 2.0), (USUAL, FINEST), (0.8, FINEST)])
@@ -76,6 +87,7 @@ def test_one_more_follows_on_each_side_if_the_best_rate_is_inside():
     values = dict(zip(three, (2.0, 2.024, 2.03), strict=True))
     more = first(4, earlier, values).rates
     assert more[:3] == three and more[3:] == pytest.approx((1e-3, 4e-3))
+    assert first(4, {1: bowl(5e-3), 64: bowl(5e-2)}, values).rates == more  # it has begun
     values |= dict.fromkeys(more[3:], math.nan)
     assert first(4, earlier, values).rates == more
     at_an_edge = dict(zip(three, (2.0, 1.9, 2.1), strict=True))

@@ -83,6 +83,17 @@ def test_one_to_use_needs_seeds_of_the_best_and_of_those_that_keep_it_open():
     assert more.tolist() == [8, 8, 8, 5]
 
 
+def test_if_the_best_cannot_be_within_another_one_is_asked_about():
+    best, second, _, last = range(4)
+    others = np.array([False, True, True, True])
+    assert undecided_of(OPEN, "which", "tokens", TOLERANCE, others).tolist() == [
+        index == second for index in range(4)
+    ]
+    none = np.zeros(4, bool)
+    assert not undecided_of(OPEN, "which", "tokens", TOLERANCE, none).any()
+    assert asked(OPEN, "which")[best] and not asked(OPEN, "which")[last]
+
+
 def test_times_decide_with_the_errors_of_their_ratios():
     tokens = decision_of(0.0, 0.3, noise=1e-4)
     ratio = np.array([[0.0, 0.5], [-0.5, 0.0]])  # log times per token: the first one is slower

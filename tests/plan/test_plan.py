@@ -130,6 +130,20 @@ def test_the_first_rates_are_centred_on_the_rate_of_the_experiment_s_own_file():
     assert reference.trials[0].learning_rate == pytest.approx(parse_policy("tuned").rate_at(1))
 
 
+def test_a_folder_keeps_the_rate_that_its_searches_began_with_and_may_centre_the_next_otherwise():
+    old = make(lr="tuned", tuning={"own_rate": {"lr": "0.02"}})
+    new = make(lr="tuned", batches="4,8,16", centre="rule", old=old)
+    first = [
+        row.learning_rate for row in new.trials if row.batch_size == 16 and row.stage == "tune"
+    ]
+    assert first[0] == pytest.approx(0.02) and None not in first
+    grown = grow_plan(old, new)
+    assert grown.settings.tuning.own_rate == old.settings.tuning.own_rate
+    assert grown.settings.tuning.centred_by == "rule"
+    with pytest.raises(SweepError, match="tuning.prune"):
+        grow_plan(old, make(lr="tuned", tuning={"prune": False}, old=old))
+
+
 @pytest.mark.parametrize("batches", ["4,8,12", "512"])
 def test_the_parts_of_a_step_and_the_steps_of_a_trial_add_up(batches):
     for row in make(batches=batches).trials:

@@ -196,7 +196,7 @@ def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
     tuning_shifts = case.shift * rng.standard_normal((sweeps, k, TUNING_SEEDS))
     searches = [tune(case, shifts[:, 0], rng) for shifts in tuning_shifts]
     points = stack_points([_points_of(search) for search in searches])
-    used = rates_to_use(points)
+    used = rates_to_use(points, pools_noise=True)
     if case.uses_best_tried:
         best = np.nanargmin(points.losses, -1)[..., None]
         used = np.take_along_axis(points.log_rates, best, -1)[..., 0]

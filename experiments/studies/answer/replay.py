@@ -183,7 +183,7 @@ def replay(
         cost.seconds["compilation"] = cost.seconds.get("compilation", 0.0) + seconds
     searches = search(recorded, cost)
     points = [rate_points(losses) for losses in searches]
-    used = rates_to_use(stack_points(points))
+    used = rates_to_use(stack_points(points), pools_noise=True)
     losses = recorded.final_losses(used, most_seeds)
     seeds = np.full(len(used), LOOKS[0])
     tuning_seeds = np.ones(len(used), int)
