@@ -5,8 +5,14 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.errors import SweepError
-from sweep.memory.limit import memory_limit, refuse_memory_limit, usable_memory
-from sweep.training.device import is_out_of_memory, peak_flops, resolve_device, total_memory
+from sweep.memory.limit import refuse_memory_limit, usable_memory
+from sweep.training.device import (
+    is_out_of_memory,
+    memory_limit,
+    peak_flops,
+    resolve_device,
+    total_memory,
+)
 from sweep.training.process import available_in_cgroups, oom_kills
 
 GIB = 2**30
