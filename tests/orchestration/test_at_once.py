@@ -71,12 +71,14 @@ def test_auto_is_decided_by_the_steps_the_cores_and_the_trials(asked, settings, 
 
 
 @pytest.mark.parametrize(
-    ("cores", "seeds", "count", "threads"), [(16, 5, 8, 2), (16, 9, 16, 1), (6, 2, 3, 2), (7, 3, 1, 7)]
+    ("cores", "seeds", "count", "threads"),
+    [(16, 5, 8, 2), (16, 9, 16, 1), (6, 2, 3, 2), (7, 3, 1, 7)],
 )
 def test_auto_leaves_no_core_idle(monkeypatch, cores, seeds, count, threads):
     machine = Machine("cpu", cores=cores, can_compile=False)
     monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
-    execution = plan_here(execution={"at_once": "auto"}, seeds=seeds).execution
+    chosen = {"device_memory_bytes": 64 << 30, "at_once": "auto"}
+    execution = plan_here(execution=chosen, seeds=seeds).execution
     assert (execution.at_once, execution.threads) == (count, threads)
     assert execution.alone().threads == cores
 
@@ -93,7 +95,7 @@ def test_trials_on_several_gpus_share_the_cores(monkeypatch):
 def test_a_sweep_that_grows_has_the_memory_of_one_of_its_trials_at_once(tmp_path, monkeypatch):
     machine = Machine("cpu", cores=4, can_compile=False)
     monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
-    tensors = 24 << 20  # of a microbatch of 8, but not of 16
+    tensors = 40 << 20  # enough for steps of 8 sequences, and too little for 64
     process = PROCESS_BYTES["cpu"]
     settings = {"batches": "8", "budget": 196_608, "seeds": 1}
     limit = {"device_memory_bytes": 2 * (tensors + process + process // 50)}
@@ -101,7 +103,8 @@ def test_a_sweep_that_grows_has_the_memory_of_one_of_its_trials_at_once(tmp_path
     assert [row.microbatch_size for row in first.trials] == [8]
     save_plan(first, SweepFolder(tmp_path))
     grown = plan_here(tmp_path, **{**settings, "batches": "8,64"})
-    assert [(row.batch_size, row.microbatch_size) for row in grown.trials] == [(8, 8), (64, 8)]
+    sizes = {row.batch_size: row.microbatch_size for row in grown.trials}
+    assert sizes[8] == 8 and 8 <= sizes[64] < 64 and not grown.execution.reason
 
 
 @pytest.mark.parametrize(("at_once", "kind"), [(1, "complete"), (2, "out_of_memory")])
@@ -180,7 +183,7 @@ def test_a_folder_keeps_how_many_share_its_device(tmp_path):
 def test_times_of_trials_that_may_have_shared_a_device_are_left_out():
     executions = ['{"at_once": 1}', "{}", None, '{"at_once": 2}', "{", "[]"]
     columns = dict.fromkeys(TIME_COLUMNS, 1.0)
-    trials = pd.DataFrame({"execution": executions, **columns})
+    trials = pd.DataFrame({"execution": pd.Series(executions, dtype=object), **columns})
     times = without_shared_times(trials)["seconds_training"]
     assert times.notna().tolist() == [True, True, True, False, False, False]
 
@@ -217,9 +220,9 @@ def test_times_of_trials_at_once_count_for_nothing(folders, monkeypatch):
         table = sweep.path / "trials.csv"
         write_trials_csv(sweep, table)
         checked = {check.code: check for check in sweep.leading.checks}
-        assert (checked["slow_batches"].status is not NOT_APPLICABLE) is judged
+        assert (checked["seconds_per_step_outlier"].status is not NOT_APPLICABLE) is judged
         missing = {check["code"] for check in audit(table)["not_checked"]}
-        assert ("slow_batches" in missing) is not judged
+        assert ("seconds_per_step_outlier" in missing) is not judged
 
     estimated = []
     monkeypatch.setattr(
