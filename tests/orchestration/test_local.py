@@ -110,9 +110,9 @@ def test_an_attempt_that_died_runs_again_in_a_process_of_its_own(tmp_path, execu
 def test_a_process_that_died_while_it_waited_costs_no_attempt(tmp_path, executor):
     first, second, _ = planned(tmp_path / "a", TINY)
     _, waiting = run(executor, first)
-    supervisor = psutil.Process(waiting).ppid()
+    supervisor = psutil.Process(waiting).parent()
     os.kill(waiting, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(supervisor))
+    wait_until(lambda: supervisor.status() == psutil.STATUS_ZOMBIE)  # it has reported the end
     kind, other = run(executor, second)
     assert kind == "complete" and other != waiting
 
