@@ -42,7 +42,8 @@ MISSING_CURVES = (
     "was measured, and of a sweep to a target no other targets and no losses at equal tokens, "
     "steps and seconds."
 )
-OWN_TIMES = [*(name for name in COLUMNS if name.startswith("seconds_")), "tokens_per_second", "mfu"]
+TIME_COLUMNS = [name for name in COLUMNS if name.startswith("seconds_")]
+TIME_COLUMNS += ["tokens_per_second", "mfu"]
 MEANS = [name for name, column in COLUMNS.items() if column.is_mean]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 # Of a trial that ended early or ran out of memory, these differ from the plan.
@@ -501,8 +502,12 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
 
 
 def final_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the final trials with their policy's label and their `End`, in the plan's order."""
-    finals = trials.assign(label=policy_labels)[trials["stage"] == "final"]
+    """Return the final trials with their policy's label and their `End`, in the plan's order.
+
+    Those that shared their device have no times.
+    """
+    labelled = without_shared_times(trials).assign(label=policy_labels)
+    finals = labelled[labelled["stage"] == "final"]
     pairs = zip(finals["state"], finals["cause"], strict=True)
     return finals.assign(trial_end=[end_of(*parse_end(*pair)) for pair in pairs])
 
@@ -517,17 +522,22 @@ def read_execution(text: str | None) -> dict[str, Any] | None:
 
 
 def ran_alone(trials: pd.DataFrame) -> pd.Series:
-    """Return which trials did not share their device, so that their times are their own."""
+    """Return which trials did not share their device, so that their times are their own.
+
+    It is not known of a trial whose execution cannot be read; one without an execution, of an older
+    sweep or of another program, did not share.
+    """
     if "execution" not in trials:
         return pd.Series(True, trials.index)
-    executions = trials["execution"].map(read_execution)
-    return executions.map(lambda settings: was_alone(settings or {})).astype(bool)
+    executions = [read_execution(text) for text in trials["execution"]]
+    alone = [settings is not None and was_alone(settings) for settings in executions]
+    return pd.Series(alone, trials.index, dtype=bool)
 
 
-def with_own_times(trials: pd.DataFrame) -> pd.DataFrame:
+def without_shared_times(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials without the times of those that shared their device."""
     trials = trials.copy()
-    trials.loc[~ran_alone(trials), OWN_TIMES] = math.nan
+    trials.loc[~ran_alone(trials), TIME_COLUMNS] = math.nan
     return trials
 
 

@@ -42,13 +42,15 @@ class Execution(Settings, use_attribute_docstrings=True):
         BeforeValidator(_read_at_once),
         RunFlag(Group.DEVICES, metavar="N|auto"),
     ] = 1
-    """Trials that share a device, each with its part of the cores. auto: as many as pay."""
+    """Trials that share a device, each with its part of the cores. auto: as many as cores and
+    memory allow, on a CPU one if steps are large."""
     generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
     """Completions sampled at once; by default four microbatches."""
     keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"
     """Files that a finished trial keeps."""
 
     threads: int = 1  # CPU threads per process
+    threads_alone: int | None = None  # the same, of a trial that shares no device; None: `threads`
     at_once_reason: str = ""  # "" if it was not chosen
     compile: bool = False  # torch.compile
     compile_reason: str = ""
@@ -71,9 +73,8 @@ class Execution(Settings, use_attribute_docstrings=True):
         return self.at_once if isinstance(self.at_once, int) else 1
 
     def alone(self) -> "Execution":
-        """Return the execution of one trial at a time, with the threads of all."""
-        threads = self.threads * self.trials_at_once
-        return self.model_copy(update={"at_once": 1, "threads": threads})
+        """Return the execution of one trial at a time, with all cores."""
+        return self.model_copy(update=run_alone(dict(self)))
 
     def kept_of(self, stage: str) -> str:
         """Return what remains of a trial that has a result; nothing of a tuning trial."""
@@ -82,6 +83,14 @@ class Execution(Settings, use_attribute_docstrings=True):
     @property
     def device_type(self) -> str:
         return self.device.partition(":")[0]
+
+
+def run_alone(execution: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an execution, by its keys, with one trial at a time, which has all cores."""
+    threads = execution.get("threads_alone")
+    if threads is None:
+        threads = execution["threads"]
+    return {**execution, "at_once": 1, "threads": threads, "threads_alone": None}
 
 
 def was_alone(execution: Mapping[str, Any]) -> bool:

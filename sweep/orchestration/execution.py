@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.plan.plan import Plan, tokens_at_once
+from sweep.plan.accumulation import largest_divisor
+from sweep.plan.plan import Plan, PlannedTrial, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
@@ -21,7 +23,6 @@ COMPILE_SECONDS = 15.0  # training time with about so many FLOPs
 # FLOPs of a microbatch up to which trials of one thread each train on more tokens together than one
 # trial with all threads (docs/performance.md).
 AT_ONCE_FLOPS = 1e11
-PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}  # of a process without its tensors
 # Size of a step, above which its kernels run for longer than they take to launch.
 GRAPH_FLOPS = 10**12  # over 2 ms on an H100 or H200
 GRAPH_TOKENS = 16_384  # small models with many tokens wait for memory
@@ -35,6 +36,7 @@ class Machine:
     device: str  # resolved, unless trials run elsewhere
     cores: int
     can_compile: bool  # for that device; assumed if this machine lacks it
+    gpus: int = 1  # that share the cores; 1 on a CPU, and for other machines
 
 
 def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
@@ -49,14 +51,23 @@ def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
 
 def _inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
     from sweep.memory.limit import refuse_memory_limit
-    from sweep.training.device import available_cores, has_compiler, is_available, resolve_device
+    from sweep.training.device import (
+        available_cores,
+        has_compiler,
+        is_available,
+        resolve_device,
+        visible_gpus,
+    )
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
     execution = chosen.model_copy(update={"device": device})
     if not is_elsewhere:
         refuse_memory_limit(execution)
     can_compile = has_compiler(execution.device_type) or not is_available(device)
-    return Machine(device, available_cores(), can_compile)
+    gpus = 1
+    if device == "cuda" and not is_elsewhere:  # one trial per GPU, or group of GPUs, runs at a time
+        gpus = len(visible_gpus())
+    return Machine(device, available_cores(), can_compile, gpus)
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine) -> Execution:
@@ -68,7 +79,8 @@ def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine
     _refuse_unsuited(experiment, chosen, device, devices)
 
     execution = chosen.model_copy(update={"device": device, "devices": devices})
-    decided: dict[str, Any] = {"threads": max(1, machine.cores // devices), "at_once": 1}
+    processes = max(devices, machine.gpus)
+    decided: dict[str, Any] = {"threads": max(1, machine.cores // processes), "at_once": 1}
     if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
@@ -146,24 +158,29 @@ def _reason_against_compiling(plan: Plan, machine: Machine) -> str | None:
 
 
 def _reason_by_length(plan: Plan, shares_processes: bool) -> str | None:
-    """Return why compiling would cost more than it saves; None if it pays.
+    """Return why compiling would cost more than it saves at a batch size; None if it pays at all.
 
-    The trials of a batch size share one compilation if they share a process.
+    Each process compiles the steps of a batch size once. Trials of one batch size have one shape.
     """
-    compilations = len(plan.trials)
-    if shares_processes:
-        compilations = len({row.arm for row in plan.trials})
-    subject = "one compilation is for only"
+    rows_by_arm: dict[Arm, list[PlannedTrial]] = {}
+    for row in plan.trials:
+        rows_by_arm.setdefault(row.arm, []).append(row)
+
     budget = plan.settings.time_budget_seconds
-    if budget is not None:
-        seconds = budget * len(plan.trials) / compilations
-        if seconds < COMPILE_SECONDS:
-            return f"{subject} {format_seconds(seconds)} of training"
-        return None
-    tokens = sum(row.tokens for row in plan.trials) / compilations
-    flops = (plan.model.flops_per_token or 0) * tokens
-    if flops < COMPILE_FLOPS:
-        return f"{subject} {flops:.1e} training FLOPs"
+    for arm, rows in rows_by_arm.items():
+        compilations = len(rows)
+        if shares_processes:
+            compilations = min(compilations, plan.execution.trials_at_once)
+        subject = f"at {arm.label} one compilation is for only"
+        if budget is not None:
+            seconds = budget * len(rows) / compilations
+            if seconds < COMPILE_SECONDS:
+                return f"{subject} {format_seconds(seconds)} of training"
+            continue
+        tokens = sum(row.tokens for row in rows) / compilations
+        flops = (plan.model.flops_per_token or 0) * tokens
+        if flops < COMPILE_FLOPS:
+            return f"{subject} {flops:.1e} training FLOPs"
     return None
 
 
@@ -204,86 +221,109 @@ def _reason_against_graphs(plan: Plan) -> str | None:
     return None
 
 
-def share_device(plan: Plan, folder: SweepFolder, asked: Any, is_elsewhere: bool) -> Plan:
-    """Return the plan with as many trials at once as the user asked for: a number, or auto.
+class Limit(NamedTuple):
+    """The most trials that may share a device, and why there are not more."""
+
+    trials: int
+    reason: str
+
+
+def share_device(
+    plan: Plan, folder: SweepFolder, at_once: int | str, is_elsewhere: bool = False
+) -> Plan:
+    """Return a plan of single trials with as many at once as the user chose: a number, or auto.
 
     Raises:
         SweepError: so many cannot share the device.
     """
-    if asked == 1:
+    if at_once == 1:
         return plan
     cores = plan.execution.threads
-    reason = _reason_against_sharing(plan, is_elsewhere)
-    if reason:
-        most = 1
+    limit = _limit_of_device(plan, folder, cores, is_elsewhere)
+    if isinstance(at_once, str):
+        limit = _decide_trials_at_once(plan, limit, cores)
+        count = limit.trials
+        reason = limit.reason
+    elif at_once > limit.trials:
+        raise SweepError(
+            f"at_once must be at most {limit.trials}, as {limit.reason}, got {at_once}. Lower it."
+        )
     else:
-        most, reason = _most_by_memory(plan, folder, cores)
-
-    if asked != "auto":
-        if asked > most:
-            raise SweepError(f"at_once must be at most {most}, as {reason}, got {asked}. Lower it.")
-        count = asked
+        count = at_once
         reason = "as chosen"
-    elif most > 1:
-        paying, why = _count_that_pays(plan, cores)
-        count = min(most, paying, len(plan.trials))
-        reason = reason if most < paying else why
-    else:
-        count = 1
-    threads = max(1, cores // count)
-    return plan.with_execution(at_once=count, threads=threads, at_once_reason=reason)
+    return plan.with_execution(
+        at_once=count,
+        at_once_reason=reason,
+        threads=max(1, cores // count),
+        threads_alone=cores,
+    )
 
 
-def _reason_against_sharing(plan: Plan, is_elsewhere: bool) -> str:
-    """Return why each trial has a device of its own; "" if it does not need one."""
+def _limit_of_device(plan: Plan, folder: SweepFolder, cores: int, is_elsewhere: bool) -> Limit:
+    """Return how many trials the device has cores and memory for."""
     if plan.settings.time_budget_seconds is not None:
-        return "other trials would change what a budget of time buys"
+        return Limit(1, "other trials would change what a budget of time buys")
     if plan.execution.devices > 1:
-        return "a trial has several devices"
+        return Limit(1, "a trial has several devices")
     if is_elsewhere:
-        return "the executor runs trials on other machines"
-    return ""
+        return Limit(1, "the executor runs trials on other machines")
 
-
-def _most_by_memory(plan: Plan, folder: SweepFolder, cores: int) -> tuple[int, str]:
-    """Return how many trials have a core each and fit the memory by forecast, and the reason."""
-    by_cores = cores, f"the machine has {cores} cores"
-    if not plan.settings.workload.has_known_model:
-        return by_cores
     configs = folder.located(plan).distinct_steps()
     try:
-        needed, usable = run_job(forecast_largest, configs)
+        count, needed_bytes, usable_bytes = run_job(count_trials_that_fit, configs, cores)
     except SweepError as error:
-        return 1, f"memory cannot be forecast ({error})"
-    needed += PROCESS_BYTES.get(plan.execution.device_type, 0)
-    if cores * needed <= usable:
-        return by_cores
-    sizes = f"{format_bytes(needed)} of {format_bytes(usable)}"
-    return max(1, usable // needed), f"a trial may take {sizes} by forecast"
+        return Limit(1, f"memory cannot be forecast ({error})")
+    if count == cores:
+        return Limit(cores, f"each device has {cores} cores")
+    sizes = f"{format_bytes(needed_bytes)} of {format_bytes(usable_bytes)}"
+    return Limit(count, f"a trial may take {sizes} by forecast")
 
 
-def forecast_largest(configs: list[TrialConfig]) -> tuple[int, int]:
-    """Return the bytes that the largest of some trials needs, and those that are usable here."""
+def count_trials_that_fit(configs: list[TrialConfig], most: int) -> tuple[int, int, int]:
+    """Return how many trials, up to `most`, fit the memory here at once, by forecast.
+
+    The bytes that the largest needs, and those that one alone may use, are returned too.
+    """
     from sweep.memory.forecast import Forecasts
     from sweep.memory.limit import usable_memory
 
     forecasts = Forecasts()
-    needed = max(forecasts.of(config).needed_bytes for config in configs)
-    return needed, usable_memory(configs[0].execution)
+    needed_bytes = max(forecasts.of(config).needed_bytes for config in configs)
+    execution = configs[0].execution
+    count = most
+    while count > 1:
+        shared = execution.model_copy(update={"at_once": count})
+        if needed_bytes <= usable_memory(shared):
+            break
+        count -= 1
+    return count, needed_bytes, usable_memory(execution)
 
 
-def _count_that_pays(plan: Plan, cores: int) -> tuple[int, str]:
-    """Return how many trials at once the steps suggest, and why."""
-    if plan.execution.device_type != "cpu":
-        return cores, "one process leaves a GPU idle between kernels"
+def _decide_trials_at_once(plan: Plan, limit: Limit, cores: int) -> Limit:
+    """Return the largest number of trials within all limits with which no core is idle.
+
+    On a GPU the size of the steps is no limit, because how well they share it is not known.
+    """
+    limits = [limit, Limit(len(plan.trials), f"the plan has {len(plan.trials)} trials")]
+    if plan.execution.device == "cpu":
+        limits.insert(0, _limit_by_steps(plan, cores))
+    least = min(limits, key=lambda limit: limit.trials)
+    count = largest_divisor(cores, least.trials)
+    if count == least.trials:
+        return least
+    return Limit(count, f"{least.reason}, and more would leave some of {cores} cores idle")
+
+
+def _limit_by_steps(plan: Plan, cores: int) -> Limit:
+    """Return how many trials train on the most tokens together on a CPU, by their FLOPs."""
     if not plan.model.flops_per_token:
-        return 1, "the FLOPs of a step are not known"
+        return Limit(1, "the FLOPs of a step are not known")
     microbatch = max(row.microbatch_size for row in plan.trials)
     flops = microbatch * plan.tokens_per_sequence * plan.model.flops_per_token
     reason = f"a microbatch has up to {flops:.1e} FLOPs"
     if flops > AT_ONCE_FLOPS:
-        return 1, f"{reason}, which several threads speed up"
-    return cores, f"{reason}, for which one thread is enough"
+        return Limit(1, f"{reason}, which several threads speed up")
+    return Limit(cores, f"{reason}, for which one thread is enough")
 
 
 def bound_by_memory(plan: Plan, folder: SweepFolder) -> dict[str, Any]:

@@ -146,12 +146,15 @@ def run_plan(
         try:
             with _stopping_on_signals(schedule):
 
-                def time_steps() -> None:
+                @contextlib.contextmanager
+                def silence() -> Iterator[None]:
                     executor.release()
+                    with mirror.paused():
+                        yield
+
+                def time_steps() -> None:
                     if not (schedule.is_ending or executor.is_elsewhere):
-                        time_ended_sweep(
-                            schedule.plan, folder, schedule.is_asked_to_stop, mirror.paused
-                        )
+                        time_ended_sweep(schedule.plan, folder, schedule.is_asked_to_stop, silence)
 
                 for pauses in _rounds(planned, schedule, services.storage, time_steps):
                     requested |= dict.fromkeys(pauses)

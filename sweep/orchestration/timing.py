@@ -14,10 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sweep.config.arms import Arm
-from sweep.config.execution import Execution, Services
+from sweep.config.execution import Execution, Services, run_alone
 from sweep.config.trial import TrialConfig
 from sweep.decision.times import rounds_needed
 from sweep.errors import CorruptFile, FolderInUse, SweepError, WorkerDied, cut
@@ -139,7 +138,7 @@ class DueTiming:
             sweep_uid=self.plan.sweep_uid,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=result.device,
-            execution=_alone(result),
+            execution=run_alone(result.execution),
             precision=self.plan.settings.precision,
             model=self.plan.model.name,
             parameters=self.plan.model.parameters,
@@ -180,16 +179,9 @@ def find_due_timing(
     present = [result for result in results if result is not None]
     if not present:
         return None
-    if timing is not None and not timing.is_of(_alone(present[-1])):
+    if timing is not None and not timing.is_of(run_alone(present[-1].execution)):
         return None  # the user has timed another device, or other threads
     return DueTiming(plan, folder, sizes, present)
-
-
-def _alone(result: Result) -> dict[str, Any]:
-    """Return the execution of a trial as its steps are timed: with the threads of all at once."""
-    at_once = result.execution.get("at_once", 1)
-    threads = at_once * result.execution["threads"]
-    return {**result.execution, "at_once": 1, "threads": threads}
 
 
 def find_timing(plan: Plan, folder: SweepFolder) -> Timing | None:
@@ -283,7 +275,7 @@ def time_folder(
         plan: the sweep's.
         device: None or the plan's own: steps run as in the trials. Another one: as a plan for it
             would run them.
-        threads: None: those of all trials at once or, on another device, of this machine.
+        threads: None: those of a trial alone or, on another device, of this machine.
         seconds_per_arm: for each batch size, unless its least steps take longer.
     """
     if is_locked(folder.lock_path):
@@ -299,7 +291,7 @@ def time_folder(
         plan = _plan_on(plan, folder, machine)
         sizes = {row.arm: row.microbatch_size for row in plan.trials if row.arm in sizes}
     if threads is not None:
-        execution = plan.execution.model_copy(update={"at_once": 1, "threads": threads})
+        execution = plan.execution.alone().model_copy(update={"threads": threads})
         plan = plan.model_copy(update={"execution": execution})
 
     configs = configs_to_time(plan, folder, sizes)
@@ -450,7 +442,8 @@ def _plan_on(plan: Plan, folder: SweepFolder, machine: Machine) -> Plan:
     chosen = Execution(device=machine.device, devices=1, **kept)
     execution = decide_execution(plan.settings, chosen, machine)
     plan = plan.with_execution(**dict(execution))
-    plan = plan.with_execution(compile=not reason_for_eager_steps(plan, machine, True))
+    reason = reason_for_eager_steps(plan, machine, shares_processes=True)
+    plan = plan.with_execution(compile=not reason)
     plan = plan.with_execution(**decide_graphs(plan))
     return plan.with_execution(**bound_by_memory(plan, folder))
 

@@ -21,7 +21,6 @@ from sweep.analysis.tables import (
     final_trials,
     format_range,
     mean_of,
-    with_own_times,
 )
 from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
@@ -137,7 +136,7 @@ def _frontier(sweep: Sweep) -> pd.DataFrame:
     a target, it is that target. `earliest` and `latest` bound the time. What is not known is NaN.
     """
     settings = sweep.plan.settings
-    trials = _final_trials(with_own_times(sweep.trials))
+    trials = _final_trials(sweep.trials)
     complete = trials[trials["trial_end"] == End.COMPLETE]
     answers = {result.label: result.answer for result in sweep.policies}
     rows = []
@@ -367,7 +366,7 @@ def plot_loss(sweep: Sweep) -> Chart | None:
 def plot_throughput(sweep: Sweep) -> Chart | None:
     """Plot tokens per second, and peak memory, against batch size."""
     unit = sweep.plan.settings.token_unit
-    trials = _final_trials(with_own_times(sweep.trials))
+    trials = _final_trials(sweep.trials)
     trials["peak_memory_bytes"] = trials["peak_memory_bytes"].astype(float) / 2.0**30
 
     complete = trials[trials["trial_end"] == End.COMPLETE]

@@ -100,7 +100,7 @@ def _markdown_of_sweep(
     sweep: Sweep, charts: Mapping[str, Chart | None], rates: Mapping[str, Any]
 ) -> str:
     objective = sweep.plan.settings.evaluated
-    cells = tables.compare_batch_sizes(tables.with_own_times(sweep.trials), objective)
+    cells = tables.compare_batch_sizes(sweep.trials, objective)
     trials = sweep.trials.fillna({"state": "unknown"})
     has_failed = trials["cause"].notna()
     is_loss = objective.name == LOSS.name

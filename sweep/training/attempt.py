@@ -145,10 +145,12 @@ def _run(
             print("eager: no compiler on this machine", flush=True)
 
     configure_torch(config, device)
-    limit_bytes = execution.device_memory_bytes
-    if execution.trials_at_once > 1 and (limit_bytes or device.type == "cuda"):
-        limit_bytes = (limit_bytes or machine.total_memory(device)) // execution.trials_at_once
+    limit_bytes = None
+    shares_gpu = execution.trials_at_once > 1 and device.type == "cuda"
+    if execution.device_memory_bytes is not None or shares_gpu:
+        limit_bytes = machine.memory_limit(execution)
     with machine.LimitedMemory(device, limit_bytes), _compiling(config):
+        machine.start_peak_memory(device)
         started = time.perf_counter()
         step = build_step(config, device)
         ending, progress, metrics_sha256 = train(
@@ -178,9 +180,12 @@ def _run(
 
 @contextlib.contextmanager
 def _compiling(config: TrialConfig) -> Iterator[None]:
-    """Let a trial compile as in a fresh process, or nothing at all if all its code exists.
+    """Let a trial compile as in a fresh process; the next one of its shape must not compile.
 
-    Beyond torch's limit, code that is compiled again for each trial would silently become eager.
+    In torch 2.13 `fail_on_recompile` also refuses code that was never compiled. So `warm_up` must
+    compile all code of a shape, because the first trial may end after it. torch limits how often
+    the code of a function is compiled, and then runs it eagerly without an error; the limit grows
+    with the number of shapes.
     """
     if not config.execution.compile:
         yield

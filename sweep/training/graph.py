@@ -6,12 +6,14 @@ graph reads. Its other memory belongs to the graph alone, so nothing between two
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sweep.errors import describe_error
+from sweep.training.device import is_out_of_memory
 from sweep.workloads.workload import Batch
 
 WARM_UP = 3  # updates before the capture, which allocate states and load kernels
@@ -38,7 +40,7 @@ class CudaRecorder:
     """Runs and captures work in a side stream, as torch's notes on CUDA graphs advise."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _side_stream(device)
 
     def run(self, work: Work) -> None:
         current = torch.cuda.current_stream()
@@ -53,6 +55,12 @@ class CudaRecorder:
         with current, torch.cuda.graph(graph, stream=self._stream):
             work()
         return graph.replay
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the side stream of this process: only its own stream uses freed memory again."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class GraphedUpdate:
@@ -93,6 +101,11 @@ class GraphedUpdate:
         try:
             return self._recorder.capture(self._run)
         except RuntimeError as error:
-            cause = describe_error(error.__context__ or error)
-            print(f"steps are not CUDA graphs, but launch each kernel: {cause}", flush=True)
+            if is_out_of_memory(error):
+                raise
+            cause = error.__context__ or error  # the end of a failed capture raises too
+            if is_out_of_memory(cause):
+                raise cause from None
+            text = describe_error(cause)
+            print(f"steps are not CUDA graphs, but launch each kernel: {text}", flush=True)
             return self._run

@@ -116,6 +116,10 @@ class Worker:
         with contextlib.suppress(OSError):
             self._pipe.send(None)
 
+    def has_ended(self) -> bool:
+        """Return True if the process ended while it waited for a call."""
+        return self._pipe.closed or self._pipe.poll()  # without a call it sends only its exit code
+
     def end(self) -> None:
         """End a process that has returned from all its calls, and wait for it."""
         self.close()

@@ -318,11 +318,11 @@ def measure_graphs(part: Part) -> None:
         part.write(f"graph {scale.model} {batch} {mode}", row)
 
     _, expected = graph_row(part, 1, "eager", 0)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         _, losses = graph_row(part, 1, "eager", 1, waits=True)
     fallback: dict[str, Any] = {
-        "sentence": said.getvalue().strip()[:200],
+        "sentence": output.getvalue().strip()[:200],
         "largest_loss_difference": largest_difference(losses, expected),
     }
     part.write(f"graph {scale.model} fallback", fallback)

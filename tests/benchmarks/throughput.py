@@ -230,8 +230,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--rounds", type=int, default=25)
-    usual = [name for name in CONTENDERS if name not in GRAPH_BOUNDS]
-    parser.add_argument("--contenders", default=",".join(usual))
+    default = [name for name in CONTENDERS if name not in GRAPH_BOUNDS]
+    parser.add_argument("--contenders", default=",".join(default))
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     results: dict[str, Any] = {}

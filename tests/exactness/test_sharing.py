@@ -1,12 +1,17 @@
 """Trials that one process runs one after the other have the bits of fresh processes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from sweep.config.execution import Services
 from sweep.orchestration.executors.local import LocalExecutor
 from sweep.plan.retry import begin_attempt
+from sweep.training.attempt import run_attempt
+from sweep.training.parallel import Parallel
+from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import read_owner
 from tests.exactness.attempts import plan_trial
@@ -59,6 +64,41 @@ def test_trials_in_turn_have_the_bits_of_fresh_processes(tmp_path, experiment, s
         run_to_the_end(other)
         assert_same(one, other)
         assert bool(other.read_result().seconds_compile) == bool(execution)
+
+
+def run_with_counted_graphs(trials: list[TrialFolder]) -> list[tuple[str, int]]:
+    """Run trials in this process; return how each ended, and how many graphs it compiled."""
+    graphs = 0
+
+    def count(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    def compiled(self: Parallel, loss_sum: Any) -> Any:
+        return torch.compile(loss_sum, dynamic=False, backend=count)
+
+    Parallel.compiled = compiled  # type: ignore[method-assign]
+    ends = []
+    for trial in trials:
+        before = graphs
+        trial.write_status(begin_attempt(trial.read_status()))
+        outcome = run_attempt(trial.path, lambda: None)
+        ends.append((outcome.kind, graphs - before))
+    return ends
+
+
+def test_a_process_compiles_more_shapes_than_torch_allows_of_one_function(tmp_path):
+    limit = torch.compiler.config.recompile_limit
+    batches = [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
+    assert len(batches) > limit
+    settings = {"batches": batches, "budget": 48 * 64, "seeds": 2}
+    trials = trials_of(tmp_path, "quick", settings, compile=True)
+    ends = run_job(run_with_counted_graphs, trials)
+    assert {kind for kind, _ in ends} == {"complete"}
+    counts = [count for _, count in ends]
+    assert all(count > 0 for count in counts[: len(batches)])
+    assert not any(counts[len(batches) :])  # the second seed of each
 
 
 def test_the_shape_of_a_trial_depends_on_all_but_its_place_its_seed_and_its_rate(tmp_path):

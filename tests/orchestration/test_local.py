@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from collections import Counter
 
 import psutil
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from sweep.config.execution import Execution, Services
 from sweep.config.workloads import Command
 from sweep.orchestration.executors.local import LocalExecutor
-from sweep.plan.retry import begin_attempt
+from sweep.plan.retry import Outcome, begin_attempt, status_after
 from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked, read_owner
+from tests.commands import COMMAND, SCRIPT, Attempts
 from tests.exactness.attempts import plan_trial
 from tests.orchestration.clusters import wait_until
 
@@ -53,12 +55,23 @@ def test_trials_run_in_one_process_which_ends_with_the_executor(tmp_path, execut
     assert not psutil.pid_exists(process)
 
 
-def test_code_of_the_user_and_commands_always_get_their_own_processes(tmp_path, executor, faulty):
+def test_code_of_the_user_gets_a_process_of_its_own_each_time(tmp_path, executor, faulty):
     settings = {**TINY, "workload": "faulty:Slow"}
     trials = planned(tmp_path / "a", settings)
     ends = [run(executor, trial) for trial in trials]
     assert {kind for kind, _ in ends} == {"complete"}
     assert len({pid for _, pid in ends}) == len(trials)
+    assert not any(psutil.pid_exists(pid) for _, pid in ends)
+
+
+def test_a_command_gets_a_process_of_its_own_each_time(tmp_path, executor, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    Attempts(tmp_path / "a", COMMAND, seeds=3)  # plans them
+    trials = SweepFolder(tmp_path / "a").trials()
+    ends = [run(executor, trial) for trial in trials]
+    assert {kind for kind, _ in ends} == {"complete"}
+    assert len({pid for _, pid in ends}) == len(trials) == 3
     assert not any(psutil.pid_exists(pid) for _, pid in ends)
 
 
@@ -92,6 +105,31 @@ def test_an_attempt_that_died_runs_again_in_a_process_of_its_own(tmp_path, execu
     assert future.result().kind == "stopped"
     assert not psutil.pid_exists(alone) and not psutil.pid_exists(next_shared)
     assert run(executor, third)[0] == "stopped"
+
+
+def test_a_process_that_died_while_it_waited_costs_no_attempt(tmp_path, executor):
+    first, second, _ = planned(tmp_path / "a", TINY)
+    _, waiting = run(executor, first)
+    supervisor = psutil.Process(waiting).parent()
+    os.kill(waiting, signal.SIGKILL)
+    wait_until(lambda: supervisor.status() == psutil.STATUS_ZOMBIE)  # it has reported the end
+    kind, other = run(executor, second)
+    assert kind == "complete" and other != waiting
+
+
+def test_memory_that_runs_out_after_another_trial_counts_only_if_it_comes_again(tmp_path, executor):
+    settings = {"batches": "8", "budget": 8 * 64 * 2, "seeds": 1}
+    first, *_ = planned(tmp_path / "a", TINY)
+    chosen = Execution(device="cpu", device_memory_bytes=40 << 20)
+    large = plan_trial(tmp_path / "b", "quick", settings, chosen, device_memory_bytes=1 << 20)
+    _, shared = run(executor, first)
+    assert run(executor, large) == ("preempted", shared)
+    status, is_retried = status_after(
+        large.read_status(), Outcome("preempted"), large.read_config(), Counter()
+    )
+    assert is_retried and status.microbatch_size is None
+    kind, alone = run(executor, large)
+    assert kind == "out_of_memory" and alone != shared
 
 
 def test_an_error_after_another_trial_counts_only_if_it_comes_again(tmp_path, executor):

@@ -13,7 +13,12 @@ from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import estimates, planning
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.execution import Machine, decide_execution, inspect_machine
+from sweep.orchestration.execution import (
+    Machine,
+    decide_execution,
+    inspect_machine,
+    reason_for_eager_steps,
+)
 from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
@@ -101,6 +106,16 @@ def test_compiling_counts_the_training_that_shares_it(monkeypatch, seeds, execut
         services = services_table()(executor=executor)
         request = Request(experiment, Execution(device="cpu"), SweepFolder(NOWHERE), services)
         assert make_plan(request).plan.execution.compile is compiles
+
+
+def test_compiling_pays_only_if_it_pays_at_every_batch_size():
+    machine = Machine("cpu", cores=2, can_compile=True)
+    plan = plan_here(batches="4,8", seeds=13)
+    assert reason_for_eager_steps(plan, machine, shares_processes=True) is None
+    rows = [row for row in plan.trials if row.batch_size == 4 or row.seed == 0]
+    assert len(rows) == 14  # 7 of each would be enough
+    fewer = plan.model_copy(update={"trials": tuple(rows)})
+    assert reason_for_eager_steps(fewer, machine, shares_processes=True)
 
 
 def test_more_seeds_do_not_change_whether_steps_are_compiled(tmp_path):

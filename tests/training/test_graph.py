@@ -125,6 +125,30 @@ def test_an_update_that_cannot_be_captured_runs_without_a_graph(capsys, monkeypa
     assert capsys.readouterr().out.count("steps are not CUDA graphs") == 1
 
 
+class FullRecorder(OperationRecorder):
+    """Runs out of memory in a capture, whose end may raise another error, as on a GPU."""
+
+    def __init__(self, second_error):
+        super().__init__()
+        self.second_error = second_error
+
+    def capture(self, work):
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            if self.second_error:
+                raise self.second_error
+
+
+@pytest.mark.parametrize("second_error", [None, RuntimeError("capture was invalidated")])
+def test_memory_that_runs_out_in_a_capture_is_no_reason_to_go_on(second_error):
+    step = build_step(config_of(), CPU)
+    step.recorder = FullRecorder(second_error)
+    with pytest.raises(torch.OutOfMemoryError):
+        for _ in range(WARM_UP + 1):
+            step(step.workload.random_batch(4), 1e-3)
+
+
 def test_an_update_reads_the_newest_batch_and_scalars():
     state = torch.zeros(())
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.cells import FOREIGN_NAMES, LOSSES, SETTINGS
-from sweep.analysis.tables import policy_labels
+from sweep.analysis.tables import policy_labels, without_shared_times
 from sweep.analysis.tuned_rates import TunedRate, tuned_rates
 from sweep.config.objective import LOSS, Objective
 from sweep.decision.trials import compared_value, parse_end
@@ -77,7 +77,7 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != State.COMPLETE
     rows["value"] = _compared_values(rows, objective)
-    rows["hours"] = rows["seconds_training"] / 3600
+    rows["hours"] = without_shared_times(trials)["seconds_training"] / 3600
 
     if objective.is_ratio:
         is_pruned = rows["state"] == State.PRUNED

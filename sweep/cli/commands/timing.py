@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SECONDS = FiniteRange(86_400)
 THREADS = click.IntRange(1, 1024)
-THREADS_HELP = "CPU threads; by default those of all trials that the sweep runs at once."
+THREADS_HELP = "CPU threads; by default those of a trial that runs alone."
 SECONDS_HELP = "Seconds for each batch size, unless its least steps take longer."
 
 

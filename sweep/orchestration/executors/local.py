@@ -54,6 +54,7 @@ class LocalExecutor(Executor):
 
     def _take_worker(self, slot: Slot, may_share: bool) -> Worker:
         """Return the process that waits on a slot, or start one; each slot has one at most."""
+        self._forget_ended_workers()
         waiting = [worker for worker, other in [*self._idle.items()] if other == slot]
         processes = len(waiting) + [*self._running.values()].count(slot)
         if waiting and (may_share or processes >= self.slots.count(slot)):
@@ -63,6 +64,13 @@ class LocalExecutor(Executor):
                 return worker
             worker.end()
         return Worker(slot, ends_itself=True)
+
+    def _forget_ended_workers(self) -> None:
+        """Forget processes that ended while they waited; they would cost a trial an attempt."""
+        for worker in [*self._idle]:
+            if worker.has_ended():
+                del self._idle[worker]
+                worker.end()
 
     def _outcome_of(self, worker: Worker, folder: TrialFolder, may_share: bool) -> Outcome:
         """Wait for an attempt; keep its process for another one unless it failed."""
@@ -77,8 +85,9 @@ class LocalExecutor(Executor):
         self._failed.add(folder.id)
         if may_share:
             worker.end()
-            if outcome.kind == "error" and worker.calls > 1:
-                # An earlier trial of the process may be the reason.
+            if outcome.kind in ("error", "out_of_memory") and worker.calls > 1:
+                # An earlier trial of the process may be the reason. The attempt is repeated as it
+                # was, with the same microbatch, in a process of its own.
                 return Outcome("preempted", outcome.message)
         return outcome
 
