@@ -20,7 +20,7 @@ from sweep.plan.rate_search import FINEST, GRID, PREDICTED, RateTrial, is_in, ne
 Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
 
 SCATTER = 0.2  # standard deviation of best log rates about their line
-SLOPE_DEVIATION = 0.25  # that of the line's slope about the rule's
+SLOPE_DEVIATION = 0.25  # of the slope of the line about the slope of the rule
 FLAT = 1.0  # tolerances by which a curve rises over a factor of √2, below which it is flat
 STEEP = 5.0  # tolerances by which the rates next to the best are worse, above which it is steep
 SPACING_OF_FLAT = 2.0  # ratio of neighbouring rates
@@ -147,12 +147,19 @@ def _predict(
     Its slope is least squares with a normal prior around that of the rule: a few batch sizes, or
     some that lie close together, hardly tell it.
     """
+    sizes = [*best_rates, batch_size]
+    log_rule = np.log([rule(size) for size in sizes])
+    slope_of_rule = np.polynomial.Polynomial.fit(np.log(sizes), log_rule, 1).convert().coef[1]
+
     log_sizes = np.log([*best_rates])
-    over_rule = np.array([*best_rates.values()]) - np.log([rule(size) for size in best_rates])
+    log_rates = np.array([*best_rates.values()])
     distance = log_sizes - log_sizes.mean()
-    slope = (distance @ over_rule) / (distance @ distance + (SCATTER / SLOPE_DEVIATION) ** 2)
-    log_rate = over_rule.mean() + slope * (math.log(batch_size) - log_sizes.mean())
-    return float(f"{rule(batch_size) * math.exp(log_rate):.3g}")
+    weight_of_rule = (SCATTER / SLOPE_DEVIATION) ** 2
+    slope = (distance @ log_rates + weight_of_rule * slope_of_rule) / (
+        distance @ distance + weight_of_rule
+    )
+    log_rate = log_rates.mean() + slope * (math.log(batch_size) - log_sizes.mean())
+    return float(f"{math.exp(log_rate):.3g}")
 
 
 def _best_of(values: Values) -> tuple[float, float]:

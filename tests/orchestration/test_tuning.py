@@ -118,7 +118,8 @@ def test_each_batch_size_is_tuned_and_reported_on_other_seeds(whole):
         finals = rows_of(whole, "final", batch)
         assert [row.seed for row in finals] == [0, 1]
         (rate,) = {row.learning_rate for row in finals}
-        assert ordered[index - 1].learning_rate < rate < ordered[index + 1].learning_rate
+        # The losses of 32 are off any curve, so at 16 the best rate may be at either neighbour.
+        assert ordered[index - 1].learning_rate <= rate <= ordered[index + 1].learning_rate
 
 
 def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(whole):
@@ -204,8 +205,12 @@ def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
     assert "16 (no rate decided yet)" in text
     again = tune(workload="faulty:RaisesOnceAtTheBestRate")
     assert again.exit_code == 0
-    # The noise that the rate to use allows for is that of all searches of a command.
-    assert reported_rates(again)[16] == pytest.approx(reported_rates(whole)[16], rel=0.05)
+    tried, expected = (
+        {row.learning_rate for row in rows_of(summary, "tune", 16)} for summary in (again, whole)
+    )
+    assert tried == expected
+    # The rate to use allows for the noise in all searches of a command, here only in this one.
+    assert min(tried) < reported_rates(again)[16] < max(tried)
     assert reported_rates(again)[32] == reported_rates(failed)[32]  # without a prediction
 
 

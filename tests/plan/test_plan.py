@@ -140,7 +140,7 @@ def test_a_folder_keeps_the_rate_that_its_searches_began_with_and_may_centre_the
     grown = grow_plan(old, new)
     assert grown.settings.tuning.own_rate == old.settings.tuning.own_rate
     assert grown.settings.tuning.centred_by == "rule"
-    with pytest.raises(SweepError, match="tuning.prune"):
+    with pytest.raises(SweepError, match=r"tuning\.prune"):
         grow_plan(old, make(lr="tuned", tuning={"prune": False}, old=old))
 
 
