@@ -127,11 +127,13 @@ class Sweep(tables.SweepTables):
         lines = describe(result.answer)
         answer = result.answer
         rows = [row for row in answer.batch_sizes if row.tolerance_verdict == UNDECIDED]
-        seeds = max((row.seeds for row in rows), default=0)
-        if rows and answer.decided and self.plan.settings.seeds == "auto":
+        seeds = [row.seeds for row in rows]
+        most_seeds = self.plan.settings.answer.max_seeds
+        is_auto = self.plan.settings.seeds == "auto"
+        if rows and is_auto and answer.decided and min(seeds) < most_seeds:
             lines.append("With --answer order, the command goes on with what seeds can decide.")
-        elif rows and seeds >= self.plan.settings.answer.max_seeds:
-            lines.append(f"The sweep ended at {seeds} seeds, its limit (--max-seeds).")
+        elif rows and max(seeds) >= most_seeds:
+            lines.append(f"The sweep ended at {max(seeds)} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)
         return lines

@@ -42,8 +42,7 @@ class Execution(Settings, use_attribute_docstrings=True):
         BeforeValidator(_read_at_once),
         RunFlag(Group.DEVICES, metavar="N|auto"),
     ] = 1
-    """Trials that share a device, each with its part of the cores. auto: as many as cores and
-    memory allow, on a CPU one if steps are large."""
+    """Trials that share a device and its cores. auto: as many as fit; 1 if CPU steps are large."""
     generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
     """Completions sampled at once; by default four microbatches."""
     keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"
