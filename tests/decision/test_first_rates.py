@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweep.decision.first_rates import first_rates
@@ -101,6 +101,7 @@ def test_a_search_that_began_with_the_grid_goes_on_with_it():
     assert first(4, {1: bowl(1e-3)}, tried).rates == first(4, {}).rates
 
 
+@settings(deadline=None)
 @given(
     st.floats(-0.5, 0.8),
     st.lists(st.floats(-0.4, 0.4), min_size=5, max_size=5),
