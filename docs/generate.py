@@ -182,7 +182,8 @@ def _default(field: FieldInfo, unset: str = "required") -> str:
     if field.is_required():
         return unset
     if isinstance(field.default, Settings):
-        return f"`{json.dumps(field.default.kind)}`"  # type: ignore[attr-defined]
+        changed = field.default.model_dump(exclude_defaults=True)
+        return f"`{json.dumps(getattr(field.default, 'kind', changed))}`"
     return "" if field.default is None else f"`{json.dumps(field.default)}`"
 
 
@@ -224,6 +225,8 @@ def _type_of(schema: dict[str, Any]) -> str:
     """Write a JSON schema: its type and bounds, or the values that it allows."""
     if "oneOf" in schema:  # models
         return "text or table"
+    if "$ref" in schema:
+        return "table"
     options = [part for part in schema.get("anyOf", ()) if part.get("type") != "null"]
     if options:
         return " or ".join(map(_type_of, options))

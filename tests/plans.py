@@ -22,3 +22,14 @@ def build_plan(
     code_path = experiment.code_folder if experiment.user_code else None
     inputs = Inputs(data=data, code_path=code_path)
     return build(experiment, execution, inputs, **options)
+
+
+def build_plan_of_grids(
+    experiment: Experiment, execution: Execution, inputs: Inputs, **options: Any
+) -> Plan:
+    """Plan the five rates of a grid at each batch size, if the experiment tunes them."""
+    by_rule = experiment.tuning.model_copy(update={"centred_by": "rule"})
+    planned = experiment.model_copy(update={"tuning": by_rule})
+    plan = build(planned, execution, inputs, **options)
+    settings = plan.settings.model_copy(update={"tuning": experiment.tuning})
+    return plan.model_copy(update={"settings": settings})

@@ -49,6 +49,7 @@ from sweep.decision.decision import (
     Decision,
     decide,
 )
+from sweep.decision.question import Question, is_answered
 
 DEFAULT_SETTINGS = AnswerSettings()
 
@@ -174,7 +175,8 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         provisional=len(reasons) > 0 or WITHIN not in verdicts,
         basis=chosen.basis,
         reasons=reasons,
-        decided=UNDECIDED not in verdicts,
+        question=settings.question,
+        decided=_is_decided(comparison, settings.question, pursues, chosen.batch_size),
         scope=comparison.scope,
         time_budget_seconds=comparison.time_budget_seconds,
         price_per_device_hour=settings.price,
@@ -191,6 +193,22 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         pairs=_pairs(times.sizes, decision, objective),
         optimizer=comparison.optimizer,
     )
+
+
+def _is_decided(comparison: Comparison, question: Question, pursues: str, recommended: int) -> bool:
+    """Return whether the question is answered, with the recommended batch size."""
+    objective = comparison.objective
+    decision = comparison.decision
+    if question == "which" and pursues == "time" and objective.is_ratio:
+        times = comparison.times
+        if times.unknown or not times.has_intervals:
+            return False
+        decision = comparison.decision_with_times.in_time(times.log_ratios)
+    if question == "which":
+        index = comparison.times.sizes.index(recommended)
+        if not decision.is_within(objective.margin)[index]:
+            return False
+    return bool(is_answered(decision, question, pursues, objective.margin))
 
 
 def _answer_for_size(

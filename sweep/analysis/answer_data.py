@@ -114,7 +114,8 @@ class AnswerData:
     provisional: bool
     basis: str  # why this one of the batch sizes, a clause
     reasons: list[str]  # why the recommendation is provisional, sentences
-    decided: bool
+    question: str  # which: one batch size to use; order: the verdicts of all
+    decided: bool  # whether this question is answered
     scope: str
     time_budget_seconds: float | None  # losses are compared at equal time; None: at equal tokens
     price_per_device_hour: float | None

@@ -6,7 +6,6 @@ sentence says what would settle the answer.
 
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
@@ -31,6 +30,7 @@ from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
 from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, UNDECIDED
+from sweep.decision.first_rates import first_rates_of
 from sweep.decision.proposal import (
     Proposal,
     check_of_command,
@@ -46,11 +46,10 @@ from sweep.plan.commands import parse_command
 from sweep.plan.course import Course, common_budget, tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, parse_policy
-from sweep.plan.rate_search import EXTENSIONS, GRID, ROUNDING
+from sweep.plan.rate_search import EXTENSIONS, ROUNDING
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import State
 
-TUNING_TRIALS = 8  # typical number at each batch size
 LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them
 LEAST_HOURS = 0.1  # proposed as --max-hours
 TARGET_STEP = 0.1  # nats; proposed targets are multiples
@@ -291,9 +290,20 @@ class _Search:
             return True
 
         rates = [record.row.learning_rate for record in records if record.row.learning_rate]
-        centre = self.plan.tuning_centre(parse_policy(self.lr), arm)
-        lowest_of_search = centre * min(GRID) / 2.0**EXTENSIONS * ROUNDING
+        first = first_rates_of(self.plan, parse_policy(self.lr), arm, self._values_of_tuning())
+        lowest_of_search = min(first.rates) / 2.0**EXTENSIONS * ROUNDING
         return min(rates, default=math.inf) <= lowest_of_search
+
+    def _values_of_tuning(self) -> dict[Arm, dict[float, float]]:
+        """Return the values of the trials of the searches, by arm and rate."""
+        by_id = {record.row.id: record.value for record in self.records}
+        values: dict[Arm, dict[float, float]] = {}
+        for arm in dict.fromkeys(record.row.arm for record in self.records):
+            for row in self.plan.searched(self.lr, arm):
+                value = by_id.get(row.id)
+                rate = row.learning_rate or math.nan
+                values.setdefault(arm, {})[rate] = math.nan if value is None else value
+        return values
 
     def _tune_again(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:
         """Propose a new search, around other rates or on the tokens of the final trials."""
@@ -558,9 +568,7 @@ class _Search:
         )
 
     def _seconds(self, trials: Sequence[PlannedTrial]) -> float | None:
-        """Return the least time of trials, with a typical number of those that tune a rate."""
-        rates_per_arm = Counter(row.arm for row in trials if row.stage == "tune")
-        searched = {row.arm for row in trials if row.id is None}
+        """Return the least time of trials."""
         total = 0.0
         for row in trials:
             seconds_per_token = self._seconds_per_token_like(row)
@@ -569,8 +577,6 @@ class _Search:
             seconds = row.tokens * seconds_per_token
             if not row.tokens:  # they are not known yet, but their time
                 seconds = self.plan.settings.time_budget_seconds or 0.0
-            if row.stage == "tune" and row.arm in searched:
-                seconds *= max(1.0, TUNING_TRIALS / rates_per_arm[row.arm])
             total += seconds
         return total
 
@@ -588,8 +594,12 @@ class _Search:
 
 
 def _seconds_per_token(sweep: SweepTables, records: Sequence[TrialRecord]) -> dict[Arm, float]:
-    """Return the median time of complete trials over their planned tokens."""
+    """Return the median time of complete trials over their planned tokens.
+
+    While several share a device, each takes its part of the time.
+    """
     seconds = sweep.trials.set_index("id")["seconds_total"].astype(float)
+    seconds /= sweep.plan.execution.trials_at_once
     measured: dict[Arm, list[float]] = {}
     for record in records:
         time = float(seconds[str(record.row.id)])

@@ -19,6 +19,7 @@ from sweep.analysis.next_step import (
     next_step,
 )
 from sweep.analysis.sentences import describe, describe_without_answer
+from sweep.decision.decision import UNDECIDED
 from sweep.decision.proposal import check_of_command
 
 
@@ -124,10 +125,15 @@ class Sweep(tables.SweepTables):
             return [describe_without_answer(self)]
 
         lines = describe(result.answer)
-        most = self.plan.settings.answer.max_seeds
-        seeds = max(row.seeds for row in result.answer.batch_sizes)
-        if not result.answer.decided and seeds >= most:
-            lines.append(f"The sweep ended at {seeds} seeds, its limit (--max-seeds).")
+        answer = result.answer
+        rows = [row for row in answer.batch_sizes if row.tolerance_verdict == UNDECIDED]
+        seeds = [row.seeds for row in rows]
+        most_seeds = self.plan.settings.answer.max_seeds
+        is_auto = self.plan.settings.seeds == "auto"
+        if rows and is_auto and answer.decided and min(seeds) < most_seeds:
+            lines.append("With --answer order, the command goes on with what seeds can decide.")
+        elif rows and max(seeds) >= most_seeds:
+            lines.append(f"The sweep ended at {max(seeds)} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)
         return lines
@@ -146,7 +152,12 @@ class Sweep(tables.SweepTables):
         return "<br>".join([*map(html.escape, self.sentences()), table])
 
 
-def load_sweep(path: str | Path, pursues: str | None = None, price: float | None = None) -> Sweep:
+def load_sweep(
+    path: str | Path,
+    pursues: str | None = None,
+    price: float | None = None,
+    question: str | None = None,
+) -> Sweep:
     """Read a sweep folder without starting or changing anything.
 
     Args:
@@ -154,12 +165,13 @@ def load_sweep(path: str | Path, pursues: str | None = None, price: float | None
         pursues: what the answer is about: tokens, time or steps; by default what the sweep's
             newest command asked for.
         price: of a device for an hour; by default as in the newest command.
+        question: which or order, by default as in the newest command.
 
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
     loaded = tables.load_tables(path)
-    changes = {"pursues": pursues, "price": price}
+    changes = {"pursues": pursues, "price": price, "question": question}
     changes = {name: value for name, value in changes.items() if value is not None}
     if changes:
         loaded = replace(loaded, plan=loaded.plan.with_answer(**changes))

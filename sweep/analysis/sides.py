@@ -100,6 +100,7 @@ def find_soonest(
 ) -> Side:
     """Return the batch size that reaches the target first, compared with that of fewest tokens.
 
+    Of those that may be the first, one that is known to be within the tolerance is preferred.
     `decision` is at the level of error that is left when the ratios of times have theirs.
     """
     if not objective.is_ratio or target is None:
@@ -114,7 +115,11 @@ def find_soonest(
     to_target = compare_times(decision, times, objective)
     candidates = [size for size in compared if to_target.may_be_soonest[times.sizes.index(size)]]
     at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
-    chosen = min(candidates, key=lambda size: at_best_rates[size].median)
+    is_within = np.zeros(len(times.sizes), bool)
+    if times.has_intervals and not times.unknown:
+        is_within = decision.in_time(times.log_ratios).is_within(objective.margin)
+    within = [size for size in candidates if is_within[times.sizes.index(size)]]
+    chosen = min(within or candidates, key=lambda size: at_best_rates[size].median)
     time = at_best_rates[chosen]
 
     details = [format_seconds(time.median)]

@@ -13,10 +13,10 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.cells import LOSSES, short_text
-from sweep.analysis.checks.table import read_execution
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
+from sweep.analysis.tables import read_execution
 from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import MOST_BATCHES
 from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective
@@ -33,6 +33,7 @@ def answer(
     tolerance: float | None = None,
     pursues: str = "auto",
     price: float | None = None,
+    question: str = "which",
 ) -> Answer | None:
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
@@ -47,14 +48,19 @@ def answer(
         pursues: what counts: tokens, time or steps; auto: time with a target or a
             budget of time, else tokens.
         price: of a device for an hour, in any currency.
+        question: `decided` is about one batch size to use (which), or about all of them (order).
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
-    settings = _parse_settings(tolerance, pursues, price)
+    settings = _parse_settings(tolerance, pursues, price, question)
     return _answer_table(read_one_table(source, metric), direction, settings)
 
 
-def _parse_settings(tolerance: float | None, pursues: str, price: float | None) -> AnswerSettings:
+def _parse_settings(
+    tolerance: float | None, pursues: str, price: float | None, question: str | None
+) -> AnswerSettings:
     fields = {"tolerance": tolerance, "pursues": pursues, "price": price}
+    if question is not None:
+        fields["question"] = question
     return parse_settings(AnswerSettings, fields, "the answer")
 
 
@@ -179,13 +185,14 @@ def answer_of(
     tolerance: float | None,
     pursues: str = "auto",
     price: float | None = None,
+    question: str | None = None,
 ) -> TableAnswer:
     """Return the answer of a table of trials or of a sweep folder."""
-    settings = _parse_settings(tolerance, pursues, price)
+    settings = _parse_settings(tolerance, pursues, price, question)
     if not path.is_dir():
         table = read_one_table(path, metric)
     else:
-        sweep = load_sweep(path, None if pursues == "auto" else pursues, price)
+        sweep = load_sweep(path, None if pursues == "auto" else pursues, price, question)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return TableAnswer(sweep.answer(), sweep.sentences(), [])
         table = read_one_table(sweep.trials, metric)

@@ -4,6 +4,7 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
 import contextlib
+import json
 import math
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from sweep.config.execution import was_alone
 from sweep.config.metrics import SECONDS, final_column
 from sweep.config.objective import LOSS, Objective
 from sweep.config.workloads import FINAL_PROMPTS
@@ -40,6 +42,8 @@ MISSING_CURVES = (
     "was measured, and of a sweep to a target no other targets and no losses at equal tokens, "
     "steps and seconds."
 )
+TIME_COLUMNS = [name for name in COLUMNS if name.startswith("seconds_")]
+TIME_COLUMNS += ["tokens_per_second", "mfu"]
 MEANS = [name for name, column in COLUMNS.items() if column.is_mean]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 # Of a trial that ended early or ran out of memory, these differ from the plan.
@@ -498,10 +502,43 @@ def policy_labels(trials: pd.DataFrame) -> list[str]:
 
 
 def final_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the final trials with their policy's label and their `End`, in the plan's order."""
-    finals = trials.assign(label=policy_labels)[trials["stage"] == "final"]
+    """Return the final trials with their policy's label and their `End`, in the plan's order.
+
+    Those that shared their device have no times.
+    """
+    labelled = without_shared_times(trials).assign(label=policy_labels)
+    finals = labelled[labelled["stage"] == "final"]
     pairs = zip(finals["state"], finals["cause"], strict=True)
     return finals.assign(trial_end=[end_of(*parse_end(*pair)) for pair in pairs])
+
+
+def read_execution(text: str | None) -> dict[str, Any] | None:
+    """Read the column execution; None if it is not a JSON object."""
+    try:
+        settings = json.loads(text or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def ran_alone(trials: pd.DataFrame) -> pd.Series:
+    """Return which trials did not share their device, so that their times are their own.
+
+    It is not known of a trial whose execution cannot be read; one without an execution, of an older
+    sweep or of another program, did not share.
+    """
+    if "execution" not in trials:
+        return pd.Series(True, trials.index)
+    executions = [read_execution(text) for text in trials["execution"]]
+    alone = [settings is not None and was_alone(settings) for settings in executions]
+    return pd.Series(alone, trials.index, dtype=bool)
+
+
+def without_shared_times(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials without the times of those that shared their device."""
+    trials = trials.copy()
+    trials.loc[~ran_alone(trials), TIME_COLUMNS] = math.nan
+    return trials
 
 
 def compare_batch_sizes(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.DataFrame:

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.answer_data import join
-from sweep.analysis.checks.table import read_execution
-from sweep.analysis.tables import mean_of
+from sweep.analysis.tables import mean_of, ran_alone, read_execution
 from sweep.config.arms import Arm
 from sweep.config.numbers import format_seconds
 from sweep.decision.curves import Floats
@@ -248,6 +247,9 @@ def _times_of_rounds(
         else:
             seconds[size] = estimate_time(of_size["seconds_training"].to_list())
 
+    device = timing.device
+    if not ran_alone(trials).all():
+        device += f" with {timing.execution['threads']} threads, one trial at a time"
     ratios = {}
     for first, other in permutations(rounds, 2):
         ratios[first, other] = ratio_of_rounds(
@@ -258,7 +260,7 @@ def _times_of_rounds(
         seconds=seconds,
         ratios=ratios,
         tokens=_tokens_of(trials),
-        device=timing.device,
+        device=device,
         is_elsewhere=is_elsewhere,
         reasons=tuple(_reasons_of_rounds(timing, rounds)),
     )
@@ -323,6 +325,14 @@ def _reasons_of_rounds(timing: Timing, rounds: Mapping[int, ArmTimes]) -> list[s
 
 def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
     """Return times of trials that ran one after the other, if they ran alike."""
+    tokens = _tokens_of(trials)
+    alone = ran_alone(trials)
+    reasons = []
+    if not alone.all():
+        reasons.append(
+            "Trials that shared a device have no times of their own. Time the steps (sweep time)."
+        )
+    trials = trials[alone]
     devices = sorted({*trials["device"].dropna()})
     settings = [time.settings for time in _times_of(trials) if time.settings is not None]
     is_one_machine = len(devices) <= 1 and all(other == settings[0] for other in settings)
@@ -341,7 +351,6 @@ def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
     for first, other in permutations(per_token, 2):
         ratios[first, other] = ratio_of_trials(per_token[first], per_token[other], len(sizes))
 
-    reasons = []
     fewest = min(map(len, per_token.values()), default=0)
     if not all(ratio.is_interval for ratio in ratios.values()):
         trial = "trial" if fewest == 1 else "trials"
@@ -355,7 +364,7 @@ def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
         sizes=tuple(sizes),
         seconds=seconds,
         ratios=ratios,
-        tokens=_tokens_of(trials),
+        tokens=tokens,
         device=devices[0] if len(devices) == 1 else "",
         is_elsewhere=False,
         reasons=tuple(reasons),

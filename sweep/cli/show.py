@@ -10,6 +10,7 @@ from rich.text import Text
 
 from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.arms import Arm
+from sweep.config.execution import Execution
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.config.optimizers import optimizer_facts
@@ -153,17 +154,17 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
             "warmup": f"{first.warmup_steps:,}" if has_warmup and first.tokens else None,
             "microbatch": " × ".join(map(str, factors)),
             "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
-            "time": _total_time(rows),
+            "time": _total_time(rows, plan.execution.alone()),
         }
         lines.append(cells)
     return lines
 
 
 def _rates_of(rows: Sequence[PlannedTrial]) -> str:
-    """Write the least and the largest rate; the policy if no rate is known yet."""
+    """Write the least and the largest rate; if none is known yet, where they will come from."""
     rates = sorted({row.learning_rate for row in rows if row.learning_rate})
     if not rates:
-        return rows[0].policy
+        return "predicted" if rows[0].stage == "tune" else rows[0].policy
     form = ".2g" if len(rates) == 1 else ".0e"
     return "…".join(f"{rate:{form}}".replace("e-0", "e-") for rate in _ends_of(rates))
 
@@ -212,14 +213,27 @@ def _print_proposal(plan: Plan, to_stderr: bool) -> None:
         echo(f"  {proposal.command}", err=to_stderr)
 
 
-def total_seconds(rows: Sequence[PlannedTrial]) -> float | None:
+def total_seconds(rows: Sequence[PlannedTrial], execution: Execution) -> float | None:
     """Return the estimated time of some trials; None if that of one is not known."""
     seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
-    return sum(seconds) if len(seconds) == len(rows) else None
+    return _seconds_at_once(seconds, execution) if len(seconds) == len(rows) else None
 
 
-def _total_time(rows: Sequence[PlannedTrial], factor: float = 1.0, reason: str = "") -> str:
-    total = total_seconds(rows)
+def _seconds_at_once(seconds: Sequence[float], execution: Execution) -> float:
+    """Return the time of trials that may share a device.
+
+    How much trials slow each other down on a GPU is not known: together they may take as long as
+    one after the other.
+    """
+    if execution.device != "cpu":
+        return sum(seconds)
+    return max([sum(seconds) / execution.trials_at_once, *seconds])
+
+
+def _total_time(
+    rows: Sequence[PlannedTrial], execution: Execution, factor: float = 1.0, reason: str = ""
+) -> str:
+    total = total_seconds(rows, execution)
     if total is None:
         return f"unknown, because {reason}" if reason else "unknown"
     ends = f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
@@ -232,9 +246,10 @@ def _most_time(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     """Write the time of the most trials of `--seeds auto` that can follow, and its limit."""
     seconds = {row.arm: row.forecast_seconds for row in plan.trials}
     ended = Counter(row.arm for row in plan.trials) - Counter(row.arm for row in to_run)
-    total = 0.0
+    following: list[float] = []
     for arm, count in most_trials(plan).items():
-        total += max(0, count - ended[arm]) * (seconds[arm] or 0)
+        following += [seconds[arm] or 0.0] * max(0, count - ended[arm])
+    total = _seconds_at_once(following, plan.execution)
 
     text = format_seconds(total * (plan.forecast_factor or 1.0))
     if None in seconds.values():
@@ -266,6 +281,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Warmup": _shortened_warmup(plan),
         "Microbatch": _undivided_batches(plan),
         "Memory": plan.execution.reason,
+        "At once": _describe_sharing(plan),
         "Epochs of the data": epochs,
         "Your code, part of every trial's id": _about_code(plan),
         "Disk": f"at most {format_bytes(plan.disk_bytes)}" if plan.disk_bytes else None,
@@ -277,7 +293,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
 def _price_of(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
     """Return what the trials to run cost by the estimate of their time, and its range."""
     per_hour = plan.settings.answer.price
-    seconds = total_seconds(to_run)
+    seconds = total_seconds(to_run, plan.execution)
     if per_hour is None or seconds is None or plan.forecast_factor is None:
         return {"price": None, "price_range": None}
     price = per_hour * plan.execution.devices * seconds / 3600
@@ -301,12 +317,19 @@ def _about_total(plan: Plan, to_run: Sequence[PlannedTrial]) -> str:
     trials = "1 trial" if count == 1 else f"{count} trials"
     have_ended = f" {ended} of them have ended;" if ended else ""
 
-    time = _total_time(to_run, plan.forecast_factor or 1.0, plan.forecast_reason or "")
+    time = _total_time(
+        to_run,
+        plan.execution,
+        plan.forecast_factor or 1.0,
+        plan.forecast_reason or "",
+    )
     if plan.settings.seeds == "auto":
         most = sum(most_trials(plan).values())
         time = f"at least {time}; at most {most} trials, {_most_time(plan, to_run)}"
     elif plan.awaits_rates:
         time += "; tuning trials that follow from these are not counted"
+    if plan.execution.trials_at_once > 1 and plan.execution.device != "cpu":
+        time += ", as if trials ran one after the other, because what sharing saves is not known"
     return f"{trials},{have_ended} estimated time {time}"
 
 
@@ -337,6 +360,16 @@ def _shortened_warmup(plan: Plan) -> str:
     if any(row.warmup_min_steps for row in shorter.values()):
         rule = "is cut to a tenth of the steps"
     return f"{steps}; the minimum of {minimum:,} (schedule.warmup_min_steps) {rule}"
+
+
+def _describe_sharing(plan: Plan) -> str:
+    """Return how many trials share a device, and why; "" if the user did not ask for it."""
+    execution = plan.execution
+    if not execution.at_once_reason:
+        return ""
+    trials = "1 trial" if execution.trials_at_once == 1 else f"{execution.at_once} trials"
+    each = f"with {_name_threads(execution.threads)}"
+    return f"{trials} per device, {each}: {execution.at_once_reason}"
 
 
 def _undivided_batches(plan: Plan) -> str:
@@ -387,6 +420,8 @@ def _internal_notes(plan: Plan) -> dict[str, Any]:
     if vocabulary:
         notes["Vocabulary"] = f"{vocabulary:,}, the tokenizer is {settings.tokenizer}"
     notes["Compilation"] = plan.execution.compile_reason
+    if plan.execution.graph_reason:
+        notes["CUDA graphs"] = plan.execution.graph_reason
     notes["Memory"] = f"The forecast is for eager steps. {plan.execution.reason}".strip()
     return notes
 

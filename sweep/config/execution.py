@@ -1,15 +1,21 @@
 """Settings of the execution, which change results by rounding at most, and of the services."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from sweep.config.numbers import parse_count
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 STALL_MINUTES = 30.0
 STORING = ("run", "plan", "report", "ui")  # commands that may use the store of a sweep
 FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
 MEASURING = (*Flag.commands, "time")
+
+
+def _read_at_once(value: Any) -> Any:
+    return value if value == "auto" else parse_count(value, "at_once")
 
 
 class Execution(Settings, use_attribute_docstrings=True):
@@ -31,14 +37,24 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Devices per trial, one process each."""
     zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES, commands=FORECASTING)] = 0
     """Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights."""
+    at_once: Annotated[
+        int | str,
+        BeforeValidator(_read_at_once),
+        RunFlag(Group.DEVICES, metavar="N|auto"),
+    ] = 1
+    """Trials that share a device and its cores. auto: as many as fit; 1 if CPU steps are large."""
     generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
     """Completions sampled at once; by default four microbatches."""
     keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"
     """Files that a finished trial keeps."""
 
     threads: int = 1  # CPU threads per process
+    threads_alone: int | None = None  # the same, of a trial that shares no device; None: `threads`
+    at_once_reason: str = ""  # "" if it was not chosen
     compile: bool = False  # torch.compile
     compile_reason: str = ""
+    graph_bound: int = 0  # largest batch size whose updates are CUDA graphs, as one microbatch
+    graph_reason: str = ""
     microbatch_bound: int | None = None  # largest that fits by forecast, as one of several
     microbatch_bound_alone: int | None = None  # the same, as the only one of a step
     evaluation_batch_size: int = 32  # sequences
@@ -50,6 +66,15 @@ class Execution(Settings, use_attribute_docstrings=True):
         """Why steps do not fit by forecast, which then bounds the microbatch; "" if they do."""
         return "" if self.microbatch_bound is None else self.reason
 
+    @property
+    def trials_at_once(self) -> int:
+        """Trials that share a device; 1 until `auto` is decided."""
+        return self.at_once if isinstance(self.at_once, int) else 1
+
+    def alone(self) -> "Execution":
+        """Return the execution of one trial at a time, with all cores."""
+        return self.model_copy(update=run_alone(dict(self)))
+
     def kept_of(self, stage: str) -> str:
         """Return what remains of a trial that has a result; nothing of a tuning trial."""
         return self.keep if stage == "final" else "none"
@@ -57,6 +82,19 @@ class Execution(Settings, use_attribute_docstrings=True):
     @property
     def device_type(self) -> str:
         return self.device.partition(":")[0]
+
+
+def run_alone(execution: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an execution, by its keys, with one trial at a time, which has all cores."""
+    threads = execution.get("threads_alone")
+    if threads is None:
+        threads = execution["threads"]
+    return {**execution, "at_once": 1, "threads": threads, "threads_alone": None}
+
+
+def was_alone(execution: Mapping[str, Any]) -> bool:
+    """Return True if a trial with this execution did not share its device with another one."""
+    return execution.get("at_once") in (None, 1)  # older trials have no such key
 
 
 class Services(Settings, use_attribute_docstrings=True):

@@ -42,6 +42,13 @@ class NoiseSettings(Settings, use_attribute_docstrings=True):
     share: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.02
 
 
+class OwnRate(Settings):
+    """The rates that an experiment's file names, around which a search begins."""
+
+    lr: str | None = None  # as the setting `lr`; None: those of the tuned policy
+    optimizer: OptimizerName = "adamw"  # others begin as much higher as is usual for them
+
+
 class TuningSettings(Settings, use_attribute_docstrings=True):
     """The search of `lr = "tuned"`. Not part of a trial's identity."""
 
@@ -55,10 +62,18 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     centre: Annotated[
         float | None, Field(gt=0, le=1e6), RunFlag(Group.TUNING, "tune-centre", "RATE")
     ] = None
-    """Centre of the grid of rates at every batch size; by default one that suits tinystories."""
+    """Centre of the first rates, by default the experiment's own lr or one for tinystories."""
+    centred_by: Annotated[Literal["fit", "rule"], RunFlag(Group.TUNING, "centre")] = "fit"
+    """fit: try rates near those predicted by the batch sizes before. rule: search each alone."""
+    own_rate: OwnRate = OwnRate()  # of the experiment's file
     # centres of single optimizers, by name
     centres: dict[OptimizerName, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
+
+    @property
+    def predicts_rates(self) -> bool:
+        """Whether the best rates of some batch sizes predict those of others."""
+        return self.centred_by == "fit" and self.dimensions == ("lr",)
 
 
 class AnswerSettings(Settings, use_attribute_docstrings=True):
@@ -70,6 +85,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     pursues: Annotated[Literal["auto", "tokens", "time", "steps"], RunFlag(name="for")] = "auto"
     """Recommend by tokens, time or steps; by default time with a target or a budget of time."""
 
+    question: Annotated[Literal["which", "order"], RunFlag(name="answer")] = "which"
+    """which: one batch size to use, then stop. order: all of them, as --seeds auto can decide."""
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
     price: Annotated[float | None, Field(gt=0, le=1e9), RunFlag(Group.DEVICES)] = None
@@ -157,7 +174,7 @@ class Experiment(TrainingSettings):
     seeds: Annotated[int | str | None, BeforeValidator(_read_seeds), RunFlag(metavar="N|auto")] = (
         None
     )
-    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until all is clear."""
+    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until --answer is clear."""
     optimizers: Annotated[
         tuple[OptimizerName, ...], COMMAS, RunFlag(Group.TUNING, metavar="NAME,…")
     ] = ()

@@ -23,6 +23,8 @@ from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiment
 from sweep.usercode.commands import refuse_unusable_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
+# Flags with which the rate of an experiment's file is that of another model.
+OF_OTHER_MODEL = {"command", "init", "lora", "model", "workload"}
 # Flags of the keys of a workload, such as group_size.
 WORKLOAD_KEYS = [
     field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
@@ -61,6 +63,7 @@ def load_experiment(
     if is_other_model and "schedule" not in flags and not _is_path(name):
         _drop_warmup_of_shipped_model(fields)
 
+    _keep_own_rate(fields, file, flags)
     _check_command(fields, flags)
     fields |= _fields_without_text(fields)
     _complete_model(fields)
@@ -71,6 +74,25 @@ def load_experiment(
 
     experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
     return _with_one_optimizer(experiment)
+
+
+def _keep_own_rate(
+    fields: dict[str, Any], file: Mapping[str, Any], flags: Mapping[str, Any]
+) -> None:
+    """Keep the file's rate for the first rates of a search; a flag may replace it.
+
+    It is the rate of the file's model and optimizer, and says nothing about other models. Of
+    several optimizers, it is not known which one it is meant for.
+    """
+    tuning = fields.get("tuning", {})
+    optimizer = file.get("optimizer", {})
+    if not (isinstance(tuning, Mapping) and isinstance(optimizer, Mapping)):
+        return  # refused later
+    names_rate = "name" in file and "lr" in file and "optimizers" not in file
+    is_chosen = "own_rate" in tuning or not flags.keys().isdisjoint(OF_OTHER_MODEL)
+    if names_rate and not is_chosen:
+        own_rate = {"lr": str(file["lr"]), "optimizer": optimizer.get("name", "adamw")}
+        fields["tuning"] = {**tuning, "own_rate": own_rate}
 
 
 def _with_one_optimizer(experiment: Experiment) -> Experiment:
@@ -98,7 +120,8 @@ def _refuse_repeated(flags: Mapping[str, Any]) -> None:
     keys.append(("model_option", ("model", "options")))
     for name, path in keys:
         is_in_table = len(path) > 1 and _contains(flags, path)
-        if name in flags and is_in_table:
+        is_flag = name in flags and not isinstance(flags[name], Mapping)
+        if is_flag and is_in_table:
             raise SweepError(f"{name} and {'.'.join(path)} set the same value. Leave one out.")
 
 

@@ -20,6 +20,7 @@ class ModelBase(Settings):
     """Capabilities that every model declares. Other code asks for these, never for the kind."""
 
     uses_all_parameters: ClassVar[bool] = True  # whether every step gives each one a gradient
+    has_fixed_kernels: ClassVar[bool] = False  # whether all batches of a shape launch the same ones
 
     @property
     def supports_half_precision(self) -> bool:
@@ -50,6 +51,7 @@ class ModelBase(Settings):
 class TransformerSettings(ModelBase):
     """Pre-norm transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied embeddings."""
 
+    has_fixed_kernels: ClassVar[bool] = True
     kind: Literal["transformer"] = "transformer"
     name: str
     vocabulary: Positive

@@ -18,9 +18,11 @@ class Overrides(Keywords, total=False):
 
     accumulation: int | str | None
     activation_checkpointing: bool | None
-    answer: Mapping[str, Any] | None
+    answer: Literal["which", "order"] | Mapping[str, Any] | None
+    at_once: int | str | None
     batches: str | Sequence[int | str] | None
     budget: int | str | None
+    centre: Literal["fit", "rule"] | None
     code_folder: str | None
     command: str | None
     context: int | str | None

@@ -106,6 +106,8 @@ def merge_settings(
     nested = []
     for name, value in values.items():
         path = paths.get(name, (name,))
+        if isinstance(value, Mapping) and name in table.model_fields:  # not the flag of this name
+            path = (name,)
         if len(path) == 1:
             merged[path[0]] = value
         else:

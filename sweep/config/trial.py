@@ -77,6 +77,23 @@ class TrialConfig(Settings):
     code_path: str | None = None  # folder of modules of user code; relative to the sweep folder
 
     @property
+    def may_share_process(self) -> bool:
+        """Whether a process may train it after other trials: only if no state of them remains.
+
+        User code may keep some, and a command and several devices have processes of their own.
+        """
+        science = self.science
+        has_own_code = science.code is not None or science.workload.is_program
+        return self.execution.devices == 1 and not has_own_code
+
+    @property
+    def shape(self) -> str:
+        """The settings on which the code of a step may depend: neither the seed nor the rate."""
+        science = dict.fromkeys(("stage", "policy", "tokens", "learning_rate", "seed"), True)
+        place = dict.fromkeys(("id", "steps", "warmup_steps", "token_budget"), True)
+        return self.model_dump_json(exclude={**place, "science": science})
+
+    @property
     def sequences_per_group(self) -> int:
         return self.science.workload.sequences_per_group
 
@@ -110,7 +127,7 @@ class TrialConfig(Settings):
     def on_one_device(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step with these sizes on one device, to forecast or measure it."""
         at_once = min(microbatch_size, self.execution.evaluation_batch_size)
-        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
+        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0, "graph_bound": 0}
         config = self.with_microbatch(microbatch_size, **execution)
         science = self.science.model_copy(update={"batch_size": batch_size})
         return config.model_copy(update={"science": science})

@@ -46,6 +46,8 @@ class WorkloadBase(Settings, use_attribute_docstrings=True):
     """Whether its model can be built here, to count its parameters and to forecast its memory."""
     reads_text: ClassVar[bool] = False
     """Whether the experiment's language model is trained on the experiment's text."""
+    has_fixed_kernels: ClassVar[bool] = False
+    """Whether its loss launches the same kernels for all batches of a shape, and does no more."""
     context_is_bound: ClassVar[bool] = False
     """Whether its sequences only have to fit the model's context, which may be longer."""
     comparison_keys: ClassVar[frozenset[str]] = frozenset()
@@ -147,6 +149,7 @@ class Pretrain(WorkloadBase):
     kind: Literal["pretrain"] = "pretrain"
 
     reads_text: ClassVar[bool] = True
+    has_fixed_kernels: ClassVar[bool] = True
 
     def build_objective(self) -> Objective:
         return Objective(unit="nats", label="nats per token")

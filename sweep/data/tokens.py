@@ -159,7 +159,7 @@ def find_prepared(
             for split in sources.SPLITS
         )
         hashes = data["sha256_of_files"].items()
-        if verify and any(sha256_of_file(folder / name) != sha256 for name, sha256 in hashes):
+        if verify and any(_find_hash(folder / name) != sha256 for name, sha256 in hashes):
             return None
     except (OSError, SweepError, ValueError):  # absent or damaged
         return None
@@ -174,6 +174,19 @@ def find_prepared(
         end=data["end"],
         counts=data,
     )
+
+
+def _find_hash(path: Path) -> str:
+    """Return the sha256 of a file, which this process computes again only if the file changes."""
+    status = path.stat()
+    return _hash_version(
+        path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    )
+
+
+@lru_cache(maxsize=16)
+def _hash_version(path: Path, *version: int) -> str:
+    return sha256_of_file(path)
 
 
 def prepare_data(

@@ -30,6 +30,7 @@ SHIFT = 0.05  # standard deviation of the best log rates of single seeds
 LEAST_DEVIATIONS = 2.0  # least shift that is allowed for, over SHIFT
 SHIFT_ERROR = 0.06  # probability that some batch size has a larger shift, to one side
 CORNER = 3.0  # standard deviations of a loss beyond the steepest curve that make a corner
+CLIFF = 10.0  # a rise over that of a parabola, from which on a rate has nearly diverged
 NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to, at least
 REACH = 2.0  # ratio to the best rate up to which all rates are fitted
 LEAST_RATES = 3
@@ -110,6 +111,7 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     is_near = distance <= math.log(REACH) * (1 + 1e-9)
     is_near |= np.abs(np.arange(len(finite)) - rank) <= NEIGHBOURS
     near = finite[is_near]
+    near = near[~_is_over_cliff(log_rates[near] - log_rates[best], losses[near] - losses[best])]
 
     losses_near = [measured[rates[index]] for index in near]
     common = set.intersection(*map(set, losses_near))
@@ -121,7 +123,7 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
     if not is_at_edge:
         low = near[0]
         high = near[-1]
-        # Next to the best, a rate that diverged bounds the lowest point like one that is worse.
+        # Next to the best, a rate that diverged, or nearly so, bounds the lowest point too.
         if low == best:
             low -= 1
         if high == best:
@@ -135,6 +137,24 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
         spread=np.zeros(()),
     )
     return replace(points, spread=_spread_of_best(points, losses_of_seeds))
+
+
+def _is_over_cliff(distance: Floats, rise: Floats) -> NDArray[np.bool_]:
+    """Return which rates have nearly diverged, and all above them; no curve fits through them.
+
+    They are worse by more than CLIFF times what a parabola allows that passes through the highest
+    loss of at least two rates below the best one.
+
+    Args:
+        distance: in log rates from the best one, ascending, (rates,).
+        rise: of the loss over that of the best one, (rates,).
+    """
+    is_below = distance < 0
+    if is_below.sum() < 2:
+        return np.zeros(len(rise), bool)
+    highest = rise[is_below].max()
+    allowed = CLIFF * highest * np.maximum(1.0, np.square(distance / distance[0]))
+    return np.logical_or.accumulate((distance > 0) & (rise > allowed))
 
 
 def _spread_of_best(points: RatePoints, losses: Floats) -> Floats:
@@ -194,8 +214,15 @@ def best_log_rates(points: RatePoints) -> Floats:
 
     It is no higher than the highest rate near the best that did not diverge.
     """
-    optimum = _possible_curves(points, np.zeros(points.seeds.shape)).optimum
-    return _measured_or(optimum, points)
+    log_rates, _ = best_curve(points)
+    return log_rates
+
+
+def best_curve(points: RatePoints) -> tuple[Floats, Floats]:
+    """Return the `best_log_rates`, and the curvature, a mean of both sides; NaN without a fit."""
+    curves = _possible_curves(points, np.zeros(points.seeds.shape))
+    mean_curvature = curves.curvature * (1 + curves.ratio) / 2
+    return _measured_or(curves.optimum, points), np.asarray(mean_curvature)
 
 
 def _measured_or(log_rates: Floats, points: RatePoints) -> Floats:
@@ -282,13 +309,21 @@ def largest_shift(compared: int) -> float:
     return SHIFT * max(LEAST_DEVIATIONS, NormalDist().inv_cdf(1 - SHIFT_ERROR / compared))
 
 
-def rates_to_use(points: RatePoints) -> Floats:
+def rates_to_use(points: RatePoints, pools_noise: bool) -> Floats:
     """Return the log rate whose largest possible regret is the least; without a fit, the best rate.
 
     It allows for other best rates of other seeds, and is no higher than the highest rate near the
     best that did not diverge.
+
+    Args:
+        points: of one or several batch sizes, (..., k).
+        pools_noise: whether the noise is that of the residuals at all batch sizes; a few rates of
+            one hardly show it. If not, the rate of each depends on its own trials only.
     """
     curves = _possible_curves(points, np.zeros(points.seeds.shape))
+    if pools_noise:
+        variance = _variance_of_residuals(points, curves) * np.ones(points.seeds.shape)
+        curves = _possible_curves(points, variance)
     shift = _shift(points, USUAL_SIZES)
     steps = np.linspace(0.0, 1.0, CANDIDATES)
     range_of_optimum = curves.optimum_high - curves.optimum_low
@@ -301,6 +336,15 @@ def rates_to_use(points: RatePoints) -> Floats:
     safest = np.argmin(largest_regrets, axis=0)
     log_rates = curves.optimum_low + steps[safest] * range_of_optimum
     return _measured_or(log_rates, points)
+
+
+def _variance_of_residuals(points: RatePoints, curves: "_PossibleCurves") -> Floats:
+    """Return the variance of a loss about the best curves of all batch sizes, (..., 1)."""
+    count = (np.isfinite(points.log_rates) & np.isfinite(points.losses)).sum(-1)
+    degrees = np.where(curves.has_fit, np.maximum(count - PARAMETERS, 0), 0)
+    squares = curves.fit.squares.min((-2, -1)) * points.seeds
+    total = np.where(degrees > 0, squares, 0.0).sum(-1, keepdims=True)
+    return np.asarray(total / np.maximum(degrees.sum(-1, keepdims=True), 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,6 +439,8 @@ def _possible_curves(points: RatePoints, variance: Floats) -> _PossibleCurves:
         noise = variance / points.seeds
         misfits = misfit > MISFIT * noise
         slack = SLACK * np.where(misfits, misfit, noise)
+        of_exact_fits = np.where(degrees > 0, 0.0, TIE * fit.total)  # many curves fit few points
+        slack = np.maximum(slack, of_exact_fits)
 
         bound_of_family = least_of_family + slack[..., None]
         first, last = _ends(lowest, fit.squares <= bound_of_family[..., None])

@@ -147,37 +147,60 @@ class Decision:
             other_errors=other_errors,
         )
 
+    def in_time(self, log_ratios: tuple[Floats, Floats, Floats]) -> "Decision":
+        """Return the decision about times, if this one is about the logarithms of tokens.
+
+        It must have no other errors: sweeps with a target compare equal amounts.
+
+        Args:
+            log_ratios: of the times per token, row over column, (..., k, k), and their bounds; all
+                of them are known.
+        """
+        assert self.other_errors is None
+        estimate, low, high = log_ratios
+        return replace(
+            self,
+            mean=self.mean + estimate[..., 0],
+            difference=self.difference + estimate,
+            other_errors=(estimate - low, high - estimate),
+        )
+
     def is_within(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_high <= tolerance)
 
     def is_outside(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_low > tolerance)
 
-    def reach_of_seeds(self) -> tuple[Floats, Floats]:
-        """The largest low end and the least high end that gaps may have without noise of seeds.
+    def reach(self, *, of_seeds: bool, of_rates: Flags | bool) -> tuple[Floats, Floats]:
+        """The largest low end and the least high end that gaps may have once more is known.
 
         They are those of the most favourable differences inside the present intervals, (..., k).
-        """
-        estimate, below, above = self._estimates(np.zeros(self.half_width.shape))
-        lowest = estimate - self.half_width
-        highest = estimate + self.half_width
-        with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
-            return self._gaps_of(highest - below, lowest + above)
 
-    def reach_of_rates(self) -> tuple[Floats, Floats]:
-        """The same if the best rates were known exactly, for regrets inside their bounds."""
-        if self.rates is None:
-            return self.gaps
-        of_rates = replace(self, other_errors=None)
-        estimate, below, above = of_rates._estimates(np.zeros(self.half_width.shape))
+        Args:
+            of_seeds: whether the noise of the seeds would be gone.
+            of_rates: the batch sizes whose best rates would be known exactly, (..., k).
+        """
+        noise = np.zeros(self.half_width.shape)
+        known = replace(self, rates=self._rates_of(of_rates), other_errors=None)
+        estimate, below, above = known._estimates(self.half_width if of_seeds else noise)
         lowest = estimate - below
         highest = estimate + above
 
-        regret = np.nan_to_num(self.rates.regret)
-        exact = replace(self.rates, regret_low=regret, regret_high=regret)
-        _, below, above = replace(self, rates=exact)._estimates(self.half_width)
-        with np.errstate(invalid="ignore"):
+        remaining = replace(self, rates=self._rates_of(np.logical_not(of_rates)))
+        _, below, above = remaining._estimates(noise if of_seeds else self.half_width)
+        with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
             return self._gaps_of(highest - below, lowest + above)
+
+    def _rates_of(self, chosen: Flags | bool) -> RateBounds | None:
+        """Return the bounds of some batch sizes, (..., k); the others' regrets count as exact."""
+        if self.rates is None:
+            return None
+        regret = np.nan_to_num(self.rates.regret)
+        return replace(
+            self.rates,
+            regret_low=np.where(chosen, self.rates.regret_low, regret),
+            regret_high=np.where(chosen, self.rates.regret_high, regret),
+        )
 
     @property
     def best_estimate(self) -> Floats:

@@ -68,6 +68,33 @@ def ratios_of_trials(
     return bound_time_ratios(seconds, rounds)
 
 
+def log_ratios_of_steps(
+    timing: Timing, arms: Sequence[Arm]
+) -> tuple[Floats, Floats, Floats] | None:
+    """Return log ratios of the times per sequence, row over column, (k, k), and their bounds.
+
+    None unless interleaved rounds give each of them an interval.
+    """
+    k = len(arms)
+    estimate = np.zeros((k, k))
+    low = np.zeros((k, k))
+    high = np.zeros((k, k))
+    times = [timing.times_of(arm) for arm in arms]
+    for i, first in enumerate(times):
+        for j, other in enumerate(times):
+            if i == j:
+                continue
+            if first is None or other is None or not timing.rounds:
+                return None
+            ratio = ratio_of_rounds(first.seconds_per_sequence, other.seconds_per_sequence, k)
+            if not ratio.is_interval:
+                return None
+            estimate[i, j] = math.log(ratio.median)
+            low[i, j] = math.log(ratio.low)
+            high[i, j] = math.log(ratio.high)
+    return estimate, low, high
+
+
 def token_ratios(tokens: Sequence[float]) -> Floats:
     """Return the log ratios of the tokens that batch sizes trained on, row over column, (k, k)."""
     log_tokens = np.log(np.asarray(tokens, dtype=float))

@@ -24,10 +24,12 @@ from sweep.decision.decision import ALPHA, LOOKS, Counts, Decision, Flags, decid
 from sweep.decision.equal_amounts import (
     ERROR,
     errors_of_amounts,
+    log_ratios_of_steps,
     mean_slope,
     ratios_of_trials,
     token_ratios,
 )
+from sweep.decision.question import Question, undecided_of
 from sweep.decision.trials import TrialRecord, TrialTime, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy
@@ -53,7 +55,7 @@ def next_trials(
         plan: the plan of the sweep, with all its trials.
         experiment: what the command asks for: policy, batch sizes, tolerance and most seeds.
         records: how the trials of the plan ended; other policies are not used.
-        timing: measured steps, which only a budget of time needs.
+        timing: measured steps, which a budget of time and the soonest batch size need.
     """
     arms = experiment.arms
     rows = finals_of(parse_policy(experiment.lr), plan.known_trials, arms)
@@ -69,7 +71,9 @@ def next_trials(
     points = stack_points(near_best)
     has_rates = np.isfinite(points.losses).any()
     rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
-    error = ALPHA if experiment.time_budget_seconds is None else ERROR
+    compares_times = asks_for_soonest(experiment) and timing is not None
+    has_times = compares_times or experiment.time_budget_seconds is not None
+    error = ERROR if has_times else ALPHA
     decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS, error)
     if plan.has_unequal_amounts:
         ids = {row.id for row in rows}
@@ -83,13 +87,19 @@ def next_trials(
     chosen = []
     for start in range(0, len(arms), len(experiment.batches)):
         of_optimizer = slice(start, start + len(experiment.batches))
+        of_sizes = decision.of(of_optimizer)
+        if timing is not None and compares_times:
+            ratios = log_ratios_of_steps(timing, arms[of_optimizer])
+            of_sizes = of_sizes if ratios is None else of_sizes.in_time(ratios)
         trainings = next_trainings(
-            decision=decision.of(of_optimizer),
+            decision=of_sizes,
             seeds=seeds[of_optimizer],
             tuning_seeds=tuning_seeds[of_optimizer],
             is_refinable=is_refinable[of_optimizer],
             tolerance=experiment.objective.margin,
             most_seeds=experiment.answer.max_seeds,
+            question=experiment.answer.question,
+            pursues=experiment.answer.pursues,
         )
         chosen.append(trainings)
     wanted_seeds, wanted_tuning, needs_rates = np.hstack(chosen)
@@ -136,6 +146,13 @@ def _errors_of_amounts(
     return errors_of_amounts(*ratios_of_trials(times, timing), slopes)
 
 
+def asks_for_soonest(experiment: Experiment) -> bool:
+    """Return True if the question is which batch size reaches a target the soonest."""
+    answer = experiment.answer
+    is_about_time = answer.pursues in ("auto", "time")
+    return experiment.target is not None and is_about_time and answer.question == "which"
+
+
 def next_trainings(
     decision: Decision,
     seeds: Counts,
@@ -143,50 +160,96 @@ def next_trainings(
     is_refinable: Flags,  # whether there are rates left between the best one and its neighbours
     tolerance: float,
     most_seeds: int,
+    question: Question,
+    pursues: str,
 ) -> tuple[Counts, Counts, Flags]:
     """Return the seeds and tuning seeds that each batch size should have, and which need rates.
 
-    Batch sizes that are undecided get more, and the best of all. Tuning comes first, only if
-    verdicts may change were the rates known exactly: rates next to the best one if the curve has a
-    corner, and if the regret is not known to within half of the tolerance, such rates where the
-    curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
-    shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
+    Batch sizes whose verdicts the question needs get more, those that keep them from being within
+    the tolerance, and the best of all. Tuning comes first, only if verdicts may change were the
+    rates known exactly, and with the question `which` only if theirs is the larger error: rates
+    next to the best one if the curve has a corner, and if the regret is not known to within half of
+    the tolerance, such rates where the curve does not fit, else tuning seeds. Seeds follow only
+    where they may decide, if need be with the tuning that is left. All have the shape (..., k).
+    Nothing changes once the question is answered, or nothing may decide more.
     """
-    is_decided = decision.is_within(tolerance) | decision.is_outside(tolerance)
-    is_compared = np.isfinite(decision.mean)
-    is_open = ~is_decided & is_compared
-    estimate = np.where(is_compared, decision.best_estimate, np.inf)
-    is_best = estimate == estimate.min(-1, keepdims=True)
+    may_add_rates, may_add_seeds = _tunable(decision, tuning_seeds, is_refinable, tolerance)
+    may_tune = may_add_rates | may_add_seeds
+    of_seeds = decision.reach(of_seeds=True, of_rates=may_tune)
+    of_rates = decision.reach(of_seeds=False, of_rates=True)
+    may_be_within = of_seeds[1] <= tolerance
+    asked = undecided_of(decision, question, pursues, tolerance, may_be_within)
+    needs_seeds = _needed(decision, asked, of_seeds, tolerance)
+    needs_tuning = _needed(decision, asked, of_rates, tolerance)
+    if question == "which":  # the larger error first; for all verdicts, this decides fewer
+        may_follow = needs_seeds & (seeds < most_seeds)
+        is_first = _is_more_than_noise(decision, needs_tuning)
+        needs_tuning &= is_first | ~may_follow.any(-1, keepdims=True)
 
-    low, high = decision.reach_of_seeds()
-    needs_seeds = is_open & ((high <= tolerance) | (low > tolerance))
-    needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
-
-    low, high = decision.reach_of_rates()
-    may_be_within = is_open & (high <= tolerance)
-    # Exact rates show that a batch size is within only if those that keep it open are exact too.
-    keeps_open = may_be_within[..., :, None] & (decision.differences[1] > tolerance)
-    needs_tuning = may_be_within | (is_open & ((low > tolerance) | keeps_open.any(-2)))
-    needs_tuning |= is_best & needs_tuning.any(-1, keepdims=True)
-
-    wanted = tuning_seeds
-    needs_rates = np.zeros(is_open.shape, bool)
-    if decision.rates is not None:
-        spread = decision.rates.regret_high - decision.rates.regret_low
-        is_unclear = needs_tuning & (spread > tolerance / 2) & np.isfinite(spread)
-        needs_rates = is_unclear & decision.rates.misfits
-        needs_rates |= needs_tuning & decision.rates.has_corner
-        needs_rates &= (tuning_seeds == 1) & is_refinable
-
-        doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
-        can_grow = doubled > tuning_seeds
-        wanted = np.where(is_unclear & ~needs_rates & can_grow, doubled, tuning_seeds)
-    is_tuning = ((wanted > tuning_seeds) | needs_rates).any(-1, keepdims=True)
+    needs_rates = needs_tuning & may_add_rates
+    doubled = np.minimum(2 * tuning_seeds, TUNING_SEEDS)
+    wanted = np.where(needs_tuning & may_add_seeds, doubled, tuning_seeds)
+    is_tuning = (needs_tuning & may_tune).any(-1, keepdims=True)
 
     fewest = np.where(needs_seeds, seeds, most_seeds).min(-1, keepdims=True)
     look = np.vectorize(next_look)(fewest, most_seeds)
     grown = np.where(needs_seeds, np.maximum(seeds, look), seeds)
     return np.where(is_tuning, seeds, grown), wanted, needs_rates
+
+
+def _tunable(
+    decision: Decision, tuning_seeds: Counts, is_refinable: Flags, tolerance: float
+) -> tuple[Flags, Flags]:
+    """Return the batch sizes that further rates would tell more of, and further tuning seeds."""
+    rates = decision.rates
+    if rates is None:
+        none = np.zeros(tuning_seeds.shape, bool)
+        return none, none
+    spread = rates.regret_high - rates.regret_low
+    is_unclear = (spread > tolerance / 2) & np.isfinite(spread)
+    may_add_rates = (is_unclear & rates.misfits) | rates.has_corner
+    may_add_rates &= (tuning_seeds == 1) & is_refinable
+    return may_add_rates, is_unclear & ~may_add_rates & (tuning_seeds < TUNING_SEEDS)
+
+
+def _needed(
+    decision: Decision, asked: Flags, reach: tuple[Floats, Floats], tolerance: float
+) -> Flags:
+    """Return the batch sizes that need trainings of a kind, (..., k).
+
+    Args:
+        decision: the present one.
+        asked: those whose verdicts the question needs.
+        reach: the ends of the gaps that such trainings could lead to at best.
+        tolerance: of the values that are compared.
+    """
+    low, high = reach
+    may_be_within = asked & (high <= tolerance)
+    may_be_outside = asked & (low > tolerance)
+
+    # A batch size is within only if it is so against each other one.
+    keeps_open = (may_be_within[..., :, None] & (decision.differences[1] > tolerance)).any(-2)
+    is_compared = np.isfinite(decision.mean)
+    is_decided = decision.is_within(tolerance) | decision.is_outside(tolerance)
+    needed = may_be_within | may_be_outside | (keeps_open & is_compared & ~is_decided)
+
+    estimate = np.where(is_compared, decision.best_estimate, np.inf)
+    is_best = estimate == estimate.min(-1, keepdims=True)
+    return np.asarray(needed | (is_best & needed.any(-1, keepdims=True)))
+
+
+def _is_more_than_noise(decision: Decision, is_in: Flags) -> Flags:
+    """Return whether a regret is known less well than any difference over seeds, (..., 1).
+
+    Only the batch sizes that are in count, (..., k), and only regrets that are bounded.
+    """
+    if decision.rates is None:
+        return np.zeros((*is_in.shape[:-1], 1), bool)
+    spread = decision.rates.regret_high - decision.rates.regret_low
+    is_pair = is_in[..., :, None] & is_in[..., None, :] & ~np.eye(is_in.shape[-1], dtype=bool)
+    of_rates = np.where(is_in & np.isfinite(spread), spread, 0.0).max(-1)
+    of_seeds = np.where(is_pair, decision.half_width, 0.0).max((-2, -1))
+    return np.asarray(of_rates > of_seeds)[..., None]
 
 
 def next_look(seeds: int, most_seeds: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.config.execution import Execution, Services
-from sweep.config.experiment import Experiment
+from sweep.config.experiment import AnswerSettings, Experiment
 from sweep.config.load import complete_schedule_of_target
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.decision.next import next_trials
@@ -26,7 +26,7 @@ OF_SEEDS = {"seeds", "max_seeds", "max_hours"}
 # Flags that hold until a later command changes them. The others are the services, the settings of
 # an executor and the folder: those of the newest command count, also if it leaves them out.
 LASTING = {setting.name for setting in [*settings_of(Experiment), *settings_of(Execution)]}
-LASTING -= {"lr", "batches", "tolerance", *OF_SEEDS}
+LASTING -= {"lr", "batches", "tolerance", "answer", "for", *OF_SEEDS}
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,21 @@ def command_with(plan: Plan, **changes: Any) -> str:
 
     if changes.get("seeds", "auto") != "auto":
         flags = {name: value for name, value in flags.items() if name not in OF_SEEDS}
+    flags |= _flags_of_answer(plan, flags)
     kept = {name: value for name, value in flags.items() if name not in changes}
     return shlex.join(typed_command(experiment, kept | changes))
+
+
+def _flags_of_answer(plan: Plan, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of the question and the side of the plan's answer, if it needs them."""
+    usual = AnswerSettings()
+    asked = plan.settings.answer
+    chosen: dict[str, Any] = {}
+    if "answer" in flags or asked.question != usual.question:
+        chosen["answer"] = asked.question
+    if "for" in flags or asked.pursues != usual.pursues:
+        chosen["for"] = asked.pursues
+    return chosen
 
 
 def check_of_command(plan: Plan, **changes: Any) -> str | None:

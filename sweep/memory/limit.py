@@ -5,26 +5,27 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.numbers import format_bytes
 from sweep.errors import SweepError
-from sweep.training.device import total_memory
+from sweep.training.device import memory_limit, total_memory
 
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
-
-
-def memory_limit(execution: Execution) -> int:
-    """Return the bytes that a measured step may take: the limit that is set, or the device's."""
-    limit_bytes = execution.device_memory_bytes
-    return total_memory(torch.device(execution.device)) if limit_bytes is None else limit_bytes
+# Bytes of a process without its tensors, which count if several share the memory.
+PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}
 
 
 def usable_memory(execution: Execution) -> int:
-    """Return the bytes that a step may take by forecast; for plans and for `sweep forecast`."""
-    limit_bytes = memory_limit(execution)
+    """Return the bytes that a step of one trial may take by forecast.
+
+    Trials that share a device have equal parts of its memory.
+    """
+    usable_bytes = memory_limit(execution)
     if execution.device_type != "cpu":
-        return int(limit_bytes * USABLE_SHARE)
-    if execution.device_memory_bytes is None:
-        return limit_bytes  # half of the available memory is left free
-    return int(limit_bytes / FORECAST_MARGIN)
+        usable_bytes = int(usable_bytes * USABLE_SHARE)
+    elif execution.device_memory_bytes is not None:
+        usable_bytes = int(usable_bytes / FORECAST_MARGIN)
+    if execution.trials_at_once > 1:
+        usable_bytes -= PROCESS_BYTES.get(execution.device_type, 0)
+    return max(0, usable_bytes)
 
 
 def refuse_memory_limit(execution: Execution) -> None:

@@ -52,7 +52,7 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
         row.model_copy(update={"forecast_seconds": times[row], "forecast_bytes": peak})
         for row, peak in zip(plan.trials, peaks, strict=True)
     )
-    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
+    at_once = len(attempt_slots(plan.execution))
     changes: dict[str, Any] = {
         "forecast_factor": factor or None,
         "forecast_reason": reason,
@@ -89,7 +89,7 @@ def estimate_seconds(
 ) -> tuple[list[float | None], float | None, str]:
     """Estimate seconds of trials with one optimizer from complete ones, or else measured steps.
 
-    The plan must have absolute paths.
+    The plan must have absolute paths. Trials that shared their device tell nothing.
 
     Returns:
         Seconds of each trial, the factor by which they may be wrong, and the reason for a large
@@ -104,6 +104,7 @@ def estimate_seconds(
         for result in results
         if result is not None and result.state is State.COMPLETE and result.seconds_training
     ]
+    complete = [result for result in complete if result.was_alone]
     if complete:
         times: dict[int, list[float]] = {}  # seconds per step by batch size
         for result in complete:
@@ -182,7 +183,7 @@ def time_steps(config: TrialConfig) -> tuple[dict[int, float], float]:
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
-    eager = config.with_microbatch(config.microbatch_size, compile=False)
+    eager = config.with_microbatch(config.microbatch_size, compile=False, graph_bound=0)
     science = config.science.model_copy(update={"start": None})  # needs no weights
     eager = eager.model_copy(update={"science": science})
     step = TrainingStep(eager, use_device(config.execution.device))
@@ -253,6 +254,21 @@ def parse_cluster(text: str) -> tuple[int, int]:
     return parse_count(match[1] or 1, "cluster: nodes"), parse_count(match[2], "cluster: gpus")
 
 
+def _stages(rows: Sequence[PlannedTrial]) -> list[list[PlannedTrial]]:
+    """Return the trials that may run at once, in the order in which they start.
+
+    A batch size whose first rates are predicted starts after those before it; final trials without
+    a rate follow all tuning trials.
+    """
+    known = [row for row in rows if row.id is not None]
+    waiting: dict[int, list[PlannedTrial]] = {}
+    for row in rows:
+        if row.id is None and row.stage == "tune":
+            waiting.setdefault(row.batch_size, []).append(row)
+    finals = [row for row in rows if row.id is None and row.stage == "final"]
+    return [known, *waiting.values(), finals]
+
+
 def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
     """Return the cost of a plan's trials on equally fast devices, as JSON values.
 
@@ -275,8 +291,8 @@ def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
 
     slot_count = nodes * (gpus // per_trial)
     makespan = 0.0
-    for awaits_rate in (False, True):  # such trials start after all tuning trials
-        lengths = [row.forecast_seconds or 0.0 for row in rows if (row.id is None) is awaits_rate]
+    for stage in _stages(rows):
+        lengths = [row.forecast_seconds or 0.0 for row in stage]
         free_at = [makespan] * slot_count  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):
             heapq.heapreplace(free_at, free_at[0] + seconds)

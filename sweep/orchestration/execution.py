@@ -1,21 +1,31 @@
 """Decide how a plan is executed on this machine: device, threads, compilation, microbatch."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.numbers import format_seconds
+from sweep.config.numbers import format_bytes, format_seconds
 from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.plan.plan import Plan, tokens_at_once
+from sweep.plan.accumulation import largest_divisor
+from sweep.plan.plan import Plan, PlannedTrial, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-# Length of a plan, below which compiling on a CPU costs more than it saves.
-COMPILE_FLOPS = 10**13
-COMPILE_SECONDS = 100.0  # training time with about so many FLOPs
+# Training that shares one compilation, below which compiling on a CPU costs more than it saves
+# (docs/performance.md).
+COMPILE_FLOPS = 1.5e12
+COMPILE_SECONDS = 15.0  # training time with about so many FLOPs
+# FLOPs of a microbatch up to which trials of one thread each train on more tokens together than one
+# trial with all threads (docs/performance.md).
+AT_ONCE_FLOPS = 1e11
+# Size of a step, above which its kernels run for longer than they take to launch.
+GRAPH_FLOPS = 10**12  # over 2 ms on an H100 or H200
+GRAPH_TOKENS = 16_384  # small models with many tokens wait for memory
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -26,6 +36,7 @@ class Machine:
     device: str  # resolved, unless trials run elsewhere
     cores: int
     can_compile: bool  # for that device; assumed if this machine lacks it
+    gpus: int = 1  # that share the cores; 1 on a CPU, and for other machines
 
 
 def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
@@ -40,14 +51,23 @@ def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
 
 def _inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
     from sweep.memory.limit import refuse_memory_limit
-    from sweep.training.device import available_cores, has_compiler, is_available, resolve_device
+    from sweep.training.device import (
+        available_cores,
+        has_compiler,
+        is_available,
+        resolve_device,
+        visible_gpus,
+    )
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
     execution = chosen.model_copy(update={"device": device})
     if not is_elsewhere:
         refuse_memory_limit(execution)
     can_compile = has_compiler(execution.device_type) or not is_available(device)
-    return Machine(device, available_cores(), can_compile)
+    gpus = 1
+    if device == "cuda" and not is_elsewhere:  # one trial per GPU, or group of GPUs, runs at a time
+        gpus = len(visible_gpus())
+    return Machine(device, available_cores(), can_compile, gpus)
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine) -> Execution:
@@ -59,7 +79,8 @@ def decide_execution(experiment: Experiment, chosen: Execution, machine: Machine
     _refuse_unsuited(experiment, chosen, device, devices)
 
     execution = chosen.model_copy(update={"device": device, "devices": devices})
-    decided: dict[str, Any] = {"threads": max(1, machine.cores // devices)}
+    processes = max(devices, machine.gpus)
+    decided: dict[str, Any] = {"threads": max(1, machine.cores // processes), "at_once": 1}
     if experiment.workload.has_known_model:
         sequences = tokens_at_once(device) // experiment.tokens_per_sequence
         decided["evaluation_batch_size"] = max(1, sequences)
@@ -95,11 +116,15 @@ def _refuse_unsuited(experiment: Experiment, chosen: Execution, device: str, dev
         )
 
 
-def reason_for_eager_steps(plan: Plan, machine: Machine) -> str | None:
-    """Return why steps are not compiled; None if they are."""
+def reason_for_eager_steps(plan: Plan, machine: Machine, shares_processes: bool) -> str | None:
+    """Return why steps are not compiled; None if they are.
+
+    `shares_processes`: whether trials run one after the other in a process, if they can.
+    """
     reason = _reason_against_compiling(plan, machine)
     if reason is None and plan.execution.device == "cpu":
-        reason = _reason_by_length(plan)
+        can_share = plan.trial_config(plan.trials[0]).may_share_process
+        reason = _reason_by_length(plan, shares_processes and can_share)
     return reason
 
 
@@ -132,18 +157,173 @@ def _reason_against_compiling(plan: Plan, machine: Machine) -> str | None:
     return None
 
 
-def _reason_by_length(plan: Plan) -> str | None:
-    """Return why compiling would cost more than it saves; None if it pays."""
+def _reason_by_length(plan: Plan, shares_processes: bool) -> str | None:
+    """Return why compiling would cost more than it saves at a batch size; None if it pays at all.
+
+    Each process compiles the steps of a batch size once. Trials of one batch size have one shape.
+    """
+    rows_by_arm: dict[Arm, list[PlannedTrial]] = {}
+    for row in plan.trials:
+        rows_by_arm.setdefault(row.arm, []).append(row)
+
     budget = plan.settings.time_budget_seconds
-    if budget is not None:
-        seconds = budget * len(plan.trials)
-        if seconds < COMPILE_SECONDS:
-            return f"the plan trains for only {format_seconds(seconds)}"
-        return None
-    flops = (plan.model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
-    if flops < COMPILE_FLOPS:
-        return f"the plan has only {flops:.1e} training FLOPs"
+    for arm, rows in rows_by_arm.items():
+        compilations = len(rows)
+        if shares_processes:
+            compilations = min(compilations, plan.execution.trials_at_once)
+        subject = f"at {arm.label} one compilation is for only"
+        if budget is not None:
+            seconds = budget * len(rows) / compilations
+            if seconds < COMPILE_SECONDS:
+                return f"{subject} {format_seconds(seconds)} of training"
+            continue
+        tokens = sum(row.tokens for row in rows) / compilations
+        flops = (plan.model.flops_per_token or 0) * tokens
+        if flops < COMPILE_FLOPS:
+            return f"{subject} {flops:.1e} training FLOPs"
     return None
+
+
+def decide_graphs(plan: Plan) -> dict[str, Any]:
+    """Return changes of the execution so that updates bound by launches are CUDA graphs."""
+    if plan.execution.device_type != "cuda":
+        return {"graph_bound": 0, "graph_reason": ""}
+    reason = _reason_against_graphs(plan)
+    if reason:
+        return {"graph_bound": 0, "graph_reason": f"none: {reason}"}
+    bound = _largest_bound_by_launches(plan)
+    if bound == 0:
+        return {"graph_bound": 0, "graph_reason": "none: launches do not bound even one sequence"}
+    text = f"up to batch size {bound}; launches do not bound larger steps"
+    return {"graph_bound": bound, "graph_reason": text}
+
+
+def _largest_bound_by_launches(plan: Plan) -> int:
+    """Return the largest batch size whose kernels take longer to launch than to run, roughly."""
+    flops_per_token = plan.model.flops_per_token or math.inf  # unknown: none
+    tokens = min(GRAPH_FLOPS / flops_per_token, GRAPH_TOKENS)
+    return int(tokens // plan.tokens_per_sequence)
+
+
+def _reason_against_graphs(plan: Plan) -> str | None:
+    """Return why a CUDA graph cannot contain the update of a step; None if it can."""
+    settings = plan.settings
+    if plan.execution.devices > 1:
+        return "a trial has several devices"
+    if not settings.workload.has_fixed_kernels:
+        return f"batches of {settings.workload.name} may differ in their kernels"
+    if not settings.model.has_fixed_kernels:
+        return f"batches may differ in the kernels of {settings.model.name}"
+    if plan.execution.activation_checkpointing:
+        return "activation checkpointing reads the random state"
+    if not any(optimizer_facts(name)["captured"] for name in settings.optimizer_names):
+        return f"{' and '.join(settings.optimizer_names)} cannot be captured"
+    return None
+
+
+class Limit(NamedTuple):
+    """The most trials that may share a device, and why there are not more."""
+
+    trials: int
+    reason: str
+
+
+def share_device(
+    plan: Plan, folder: SweepFolder, at_once: int | str, is_elsewhere: bool = False
+) -> Plan:
+    """Return a plan of single trials with as many at once as the user chose: a number, or auto.
+
+    Raises:
+        SweepError: so many cannot share the device.
+    """
+    if at_once == 1:
+        return plan
+    cores = plan.execution.threads
+    limit = _limit_of_device(plan, folder, cores, is_elsewhere)
+    if isinstance(at_once, str):
+        limit = _decide_trials_at_once(plan, limit, cores)
+        count = limit.trials
+        reason = limit.reason
+    elif at_once > limit.trials:
+        raise SweepError(
+            f"at_once must be at most {limit.trials}, as {limit.reason}, got {at_once}. Lower it."
+        )
+    else:
+        count = at_once
+        reason = "as chosen"
+    return plan.with_execution(
+        at_once=count,
+        at_once_reason=reason,
+        threads=max(1, cores // count),
+        threads_alone=cores,
+    )
+
+
+def _limit_of_device(plan: Plan, folder: SweepFolder, cores: int, is_elsewhere: bool) -> Limit:
+    """Return how many trials the device has cores and memory for."""
+    if plan.settings.time_budget_seconds is not None:
+        return Limit(1, "other trials would change what a budget of time buys")
+    if plan.execution.devices > 1:
+        return Limit(1, "a trial has several devices")
+    if is_elsewhere:
+        return Limit(1, "the executor runs trials on other machines")
+
+    configs = folder.located(plan).distinct_steps()
+    try:
+        count, needed_bytes, usable_bytes = run_job(count_trials_that_fit, configs, cores)
+    except SweepError as error:
+        return Limit(1, f"memory cannot be forecast ({error})")
+    if count == cores:
+        return Limit(cores, f"each device has {cores} cores")
+    sizes = f"{format_bytes(needed_bytes)} of {format_bytes(usable_bytes)}"
+    return Limit(count, f"a trial may take {sizes} by forecast")
+
+
+def count_trials_that_fit(configs: list[TrialConfig], most: int) -> tuple[int, int, int]:
+    """Return how many trials, up to `most`, fit the memory here at once, by forecast.
+
+    The bytes that the largest needs, and those that one alone may use, are returned too.
+    """
+    from sweep.memory.forecast import Forecasts
+    from sweep.memory.limit import usable_memory
+
+    forecasts = Forecasts()
+    needed_bytes = max(forecasts.of(config).needed_bytes for config in configs)
+    execution = configs[0].execution
+    count = most
+    while count > 1:
+        shared = execution.model_copy(update={"at_once": count})
+        if needed_bytes <= usable_memory(shared):
+            break
+        count -= 1
+    return count, needed_bytes, usable_memory(execution)
+
+
+def _decide_trials_at_once(plan: Plan, limit: Limit, cores: int) -> Limit:
+    """Return the largest number of trials within all limits with which no core is idle.
+
+    On a GPU the size of the steps is no limit, because how well they share it is not known.
+    """
+    limits = [limit, Limit(len(plan.trials), f"the plan has {len(plan.trials)} trials")]
+    if plan.execution.device == "cpu":
+        limits.insert(0, _limit_by_steps(plan, cores))
+    least = min(limits, key=lambda limit: limit.trials)
+    count = largest_divisor(cores, least.trials)
+    if count == least.trials:
+        return least
+    return Limit(count, f"{least.reason}, and more would leave some of {cores} cores idle")
+
+
+def _limit_by_steps(plan: Plan, cores: int) -> Limit:
+    """Return how many trials train on the most tokens together on a CPU, by their FLOPs."""
+    if not plan.model.flops_per_token:
+        return Limit(1, "the FLOPs of a step are not known")
+    microbatch = max(row.microbatch_size for row in plan.trials)
+    flops = microbatch * plan.tokens_per_sequence * plan.model.flops_per_token
+    reason = f"a microbatch has up to {flops:.1e} FLOPs"
+    if flops > AT_ONCE_FLOPS:
+        return Limit(1, f"{reason}, which several threads speed up")
+    return Limit(cores, f"{reason}, for which one thread is enough")
 
 
 def bound_by_memory(plan: Plan, folder: SweepFolder) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sweep.config.experiment import Experiment
 from sweep.config.objective import Objective
 from sweep.decision.equal_amounts import steepest_slope
-from sweep.decision.next import next_trials
+from sweep.decision.next import asks_for_soonest, next_trials
 from sweep.decision.trials import TrialRecord, TrialTime, compared_value
 from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, PlannedTrial
@@ -29,6 +29,7 @@ def trials_after_look(
     timing = None
     if plan.has_unequal_amounts:
         records = [_with_slope(record, folder, objective) for record in records]
+    if plan.has_unequal_amounts or asks_for_soonest(experiment):
         with contextlib.suppress(CorruptFile):  # the times of the trials are left
             timing = read_timing(folder, plan.sweep_uid)
     return next_trials(plan, experiment, records, timing)

@@ -11,7 +11,7 @@ from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
-from sweep.memory.limit import memory_limit, usable_memory
+from sweep.memory.limit import usable_memory
 from sweep.memory.probe import LEAST_SOAK, OnPoint, Probe, probe
 from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration.executors.build import AllOverrides
@@ -20,6 +20,7 @@ from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.plan.course import Course
 from sweep.plan.plan import Plan
+from sweep.training.device import memory_limit
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 

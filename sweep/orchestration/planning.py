@@ -11,10 +11,13 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.errors import SweepError
 from sweep.orchestration.execution import (
+    Machine,
     bound_by_memory,
     decide_execution,
+    decide_graphs,
     inspect_machine,
     reason_for_eager_steps,
+    share_device,
 )
 from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.inputs import identify_inputs
@@ -70,8 +73,12 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
     old = _find_plan(request.folder, inputs.code)
     if old is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
-        new = first_plan(request, inputs, is_elsewhere and request.execution.device == "cuda")
+        chosen = request.execution
+        machine = inspect_machine(chosen, is_elsewhere and chosen.device == "cuda")
+        new = _plan_of_machine(request, inputs, machine)
         new = new.with_execution(**bound_by_memory(new, request.folder))
+        new = share_device(new, request.folder, chosen.at_once, is_elsewhere)
+        new = _with_kind_of_steps(new, machine, request)
         plan = new
     else:
         _refuse_other_execution(request.execution, old, request.folder)
@@ -143,9 +150,14 @@ def _warn_about_ended_trials(old: Plan, plan: Plan, folder: SweepFolder) -> None
 
 
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
-    """Plan a new sweep, without bounds by a forecast of memory."""
-    experiment = request.experiment
+    """Plan a new sweep of single trials, without bounds by a forecast of memory."""
     machine = inspect_machine(request.execution, is_elsewhere)
+    return _with_kind_of_steps(_plan_of_machine(request, inputs, machine), machine, request)
+
+
+def _plan_of_machine(request: Request, inputs: Inputs, machine: Machine) -> Plan:
+    """Plan a new sweep, before it is decided which trials run at once and which steps compile."""
+    experiment = request.experiment
     execution = decide_execution(experiment, request.execution, machine)
     if experiment.precision == "auto":
         is_half = execution.device_type == "cuda" and experiment.model.supports_half_precision
@@ -154,11 +166,17 @@ def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     plan = build_plan(experiment, execution, inputs, command=request.command)
     if not experiment.workload.has_known_model:
         return plan
-    plan = plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
-    reason = reason_for_eager_steps(plan, machine)
+    return plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
+
+
+def _with_kind_of_steps(plan: Plan, machine: Machine, request: Request) -> Plan:
+    """Decide whether steps are compiled or CUDA graphs, which depends on the trials at once."""
+    if not plan.settings.workload.has_known_model:
+        return plan
+    shares_processes = find_executor(request.services.executor).shares_processes
+    reason = reason_for_eager_steps(plan, machine, shares_processes)
     text = f"eager: {reason}" if reason else "torch.compile"
-    decided = {"compile": not reason, "compile_reason": text}
-    return plan.model_copy(update={"execution": execution.model_copy(update=decided)})
+    return plan.with_execution(compile=not reason, compile_reason=text, **decide_graphs(plan))
 
 
 def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:

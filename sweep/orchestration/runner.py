@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sweep.config.execution import Services
 from sweep.config.optimizers import optimizer_facts
+from sweep.decision.next import asks_for_soonest
 from sweep.errors import SweepError
 from sweep.orchestration.estimates import refuse_small_disk
 from sweep.orchestration.executors.base import Executor
@@ -144,15 +145,23 @@ def run_plan(
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                for pauses in _rounds(planned, schedule, services.storage):
+
+                @contextlib.contextmanager
+                def silence() -> Iterator[None]:
+                    executor.release()
+                    with mirror.paused():
+                        yield
+
+                def time_steps() -> None:
+                    if not (schedule.is_ending or executor.is_elsewhere):
+                        time_ended_sweep(schedule.plan, folder, schedule.is_asked_to_stop, silence)
+
+                for pauses in _rounds(planned, schedule, services.storage, time_steps):
                     requested |= dict.fromkeys(pauses)
                     schedule.run(pauses)
                     if schedule.is_ending:
                         break
-                if not (schedule.is_ending or executor.is_elsewhere):
-                    time_ended_sweep(
-                        schedule.plan, folder, schedule.is_asked_to_stop, mirror.paused
-                    )
+                time_steps()
             on_finished()
         except BaseException:
             executor.stop()
@@ -164,9 +173,11 @@ def run_plan(
 
 
 def _rounds(
-    planned: Planned, schedule: Scheduler, storage: str | None
+    planned: Planned, schedule: Scheduler, storage: str | None, time_steps: Callable[[], None]
 ) -> Iterator[dict[str, int | None]]:
     """Yield the trials with known rates, then rounds of tuning and of seeds, each when it starts.
+
+    Steps are timed before further seeds if the answer is about times.
 
     A round maps ids of trials to the step that they pause after; None: the last.
     """
@@ -187,6 +198,8 @@ def _rounds(
     hours = experiment.answer.max_hours or math.inf
     end = time.monotonic() + 3600 * hours
     while True:
+        if asks_for_soonest(experiment):
+            time_steps()
         rows = trials_after_look(schedule.plan, experiment, schedule.folder)
         if not rows or time.monotonic() >= end:
             break

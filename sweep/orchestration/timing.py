@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sweep.config.arms import Arm
-from sweep.config.execution import Execution, Services
+from sweep.config.execution import Execution, Services, run_alone
 from sweep.config.trial import TrialConfig
 from sweep.decision.times import rounds_needed
 from sweep.errors import CorruptFile, FolderInUse, SweepError, WorkerDied, cut
@@ -25,6 +25,7 @@ from sweep.orchestration.execution import (
     bound_by_memory,
     compile_as_timed,
     decide_execution,
+    decide_graphs,
     inspect_machine,
     reason_for_eager_steps,
 )
@@ -95,7 +96,8 @@ class DueTiming:
     @property
     def seconds(self) -> float:
         """How long a measurement may take."""
-        return TRAINING_SHARE * sum(result.seconds_training for result in self.results)
+        seconds = sum(result.seconds_training for result in self.results)
+        return TRAINING_SHARE * seconds / self.plan.execution.trials_at_once
 
     @property
     def is_affordable(self) -> bool:
@@ -136,7 +138,7 @@ class DueTiming:
             sweep_uid=self.plan.sweep_uid,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=result.device,
-            execution=result.execution,
+            execution=run_alone(result.execution),
             precision=self.plan.settings.precision,
             model=self.plan.model.name,
             parameters=self.plan.model.parameters,
@@ -177,7 +179,7 @@ def find_due_timing(
     present = [result for result in results if result is not None]
     if not present:
         return None
-    if timing is not None and not timing.is_of(present[-1].execution):
+    if timing is not None and not timing.is_of(run_alone(present[-1].execution)):
         return None  # the user has timed another device, or other threads
     return DueTiming(plan, folder, sizes, present)
 
@@ -246,7 +248,8 @@ def time_ended_sweep(
 def configs_to_time(
     plan: Plan, folder: SweepFolder, sizes: Mapping[Arm, int]
 ) -> dict[Arm, TrialConfig]:
-    """Return a trial of each arm, with this microbatch."""
+    """Return a trial of each arm, with this microbatch, and with all cores for itself."""
+    plan = plan.with_execution(**dict(plan.execution.alone()))
     rows = {row.arm: row for row in plan.trials}
     located = folder.located(plan)
     configs: dict[Arm, TrialConfig] = {}
@@ -272,7 +275,7 @@ def time_folder(
         plan: the sweep's.
         device: None or the plan's own: steps run as in the trials. Another one: as a plan for it
             would run them.
-        threads: None: those of the plan or, on another device, of this machine.
+        threads: None: those of a trial alone or, on another device, of this machine.
         seconds_per_arm: for each batch size, unless its least steps take longer.
     """
     if is_locked(folder.lock_path):
@@ -288,7 +291,7 @@ def time_folder(
         plan = _plan_on(plan, folder, machine)
         sizes = {row.arm: row.microbatch_size for row in plan.trials if row.arm in sizes}
     if threads is not None:
-        execution = plan.execution.model_copy(update={"threads": threads})
+        execution = plan.execution.alone().model_copy(update={"threads": threads})
         plan = plan.model_copy(update={"execution": execution})
 
     configs = configs_to_time(plan, folder, sizes)
@@ -439,7 +442,9 @@ def _plan_on(plan: Plan, folder: SweepFolder, machine: Machine) -> Plan:
     chosen = Execution(device=machine.device, devices=1, **kept)
     execution = decide_execution(plan.settings, chosen, machine)
     plan = plan.with_execution(**dict(execution))
-    plan = plan.with_execution(compile=not reason_for_eager_steps(plan, machine))
+    reason = reason_for_eager_steps(plan, machine, shares_processes=True)
+    plan = plan.with_execution(compile=not reason)
+    plan = plan.with_execution(**decide_graphs(plan))
     return plan.with_execution(**bound_by_memory(plan, folder))
 
 

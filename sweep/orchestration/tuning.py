@@ -10,10 +10,9 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution, FloatDistribution
@@ -22,7 +21,8 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import rate_points, rates_to_use
+from sweep.decision.curves import rate_points, rates_to_use, stack_points
+from sweep.decision.first_rates import Values, first_rates_of
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
@@ -32,8 +32,6 @@ from sweep.plan.policies import Policy
 from sweep.plan.rate_search import (
     CONFIRMATION,
     EXTENSIONS,
-    FINEST,
-    GRID,
     RateTrial,
     best_of,
     is_in,
@@ -165,27 +163,28 @@ class Tuning:
         self.storage_url = storage if storage else default_url
 
         self.open_finals: dict[Arm, list[PlannedTrial]] = {}
+        self._awaited: dict[Arm, PlannedTrial] = {}  # tuning trials whose rates are predicted
         for row in plan.trials:
-            if row.id is None:
+            if row.id is None and row.stage == "final":
                 self.open_finals.setdefault(row.arm, []).append(row)
+            elif row.id is None:
+                self._awaited[row.arm] = row
 
         self._started: set[str] = set()  # ids that this command has started
         self._is_warned = False
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the final trials."""
-        tuned = {row.arm for row in self._rows()}
-        decided = [self._study(arm) for arm in tuned - set(self.open_finals)]
-        trial_count = max((len(study.trials) for study in decided), default=0)
-        searches = self._unbroken(self._study(arm) for arm in self.open_finals)
-        pauses = self._advance(searches, trial_count)
+        searches, pauses = self._advance_searches()
         if pauses:
             return pauses
 
         best = self._winners(searches)
         early = [row for row in best if self._needs_confirmation(row)]
-        confirmations = self._unbroken(self._study(row.arm, row) for row in early)
-        pauses = self._advance(confirmations)
+        confirmations = [self._confirmation(row.arm, row) for row in early]
+        confirmations = [study for study in confirmations if not self._is_broken(study)]
+        for study in confirmations:
+            pauses |= self._advance(study)
         if pauses:
             return pauses
 
@@ -203,60 +202,87 @@ class Tuning:
         is_joint = len(self.settings.dimensions) > 1
         return is_joint or winner.tokens < self.open_finals[winner.arm][0].tokens
 
-    def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
-        """Leave out studies in which a trial failed, so that the next command tries it again."""
-        failed = set()
-        for trial_id in self._started:
-            status = self.folder.trial(trial_id).read_status()
-            if has_failed(status.state, status.cause):
-                failed.add(trial_id)
+    def _advance_searches(self) -> tuple[list[Study], Pauses]:
+        """Bring the searches a step further; return those that are not broken, and the trials.
 
-        unbroken = []
-        for study in studies:
-            ids = {trial.id for trial in study.trials}
-            if failed.isdisjoint(ids):
-                unbroken.append(study)
-        return unbroken
+        If searches predict rates, the next one of an optimizer starts when the one before it, in
+        the order of the plan, has settled: interruptions and the number of trials at once change
+        nothing.
+        """
+        searches = []
+        pauses: Pauses = {}
+        waiting = set[str | None]()  # optimizers whose searches wait for the one that runs
+        values = self._values_of_decided()
+        for arm in self.open_finals:
+            if arm.optimizer in waiting:
+                continue
+            study = self._search(arm, values)
+            if self._is_broken(study):
+                continue
+            searches.append(study)
+            values[arm] = _values_of(study.trials)
+            started = self._advance(study)
+            pauses |= started
+            if started and self.settings.predicts_rates:
+                waiting.add(arm.optimizer)
+        return searches, pauses
 
-    def _study(self, arm: Arm, winner: PlannedTrial | None = None) -> Study:
-        """Return the study of an arm: its search, or the confirmation of its winner."""
-        rows = [row for row in self._rows() if row.arm == arm and row.seed == TUNING_SEED]
-        if winner is None:
-            return self._search(arm, rows)
-        return self._confirmation(arm, rows, winner)
+    def _values_of_decided(self) -> dict[Arm, Values]:
+        """Return the values of the searches of arms whose rates are decided."""
+        decided = {row.arm: None for row in self._rows() if row.arm not in self.open_finals}
+        values: dict[Arm, Values] = {}
+        for arm in decided:
+            rows = self.schedule.plan.searched(self.policy.name, arm)
+            trials = [self._read_trial(row, ()) for row in rows]
+            values[arm] = _values_of(trials)
+        return values
+
+    def _is_broken(self, study: Study) -> bool:
+        """Return True if a trial of the study failed; the next command tries it again."""
+        for trial in study.trials:
+            if trial.id in self._started:
+                status = self.folder.trial(trial.id).read_status()
+                if has_failed(status.state, status.cause):
+                    return True
+        return False
 
     def _rows(self) -> list[PlannedTrial]:
-        """Return the tuning trials of the policy."""
-        rows = self.schedule.plan.known_trials
-        return [row for row in rows if row.stage == "tune" and row.policy == self.policy.name]
+        """Return the tuning trials of the policy with the first seed."""
+        return [
+            row
+            for row in self.schedule.plan.known_trials
+            if row.stage == "tune" and row.policy == self.policy.name and row.seed == TUNING_SEED
+        ]
 
-    def _search(self, arm: Arm, rows: list[PlannedTrial]) -> Study:
+    def _search(self, arm: Arm, values: Mapping[Arm, Values]) -> Study:
+        """Return the search of an arm, given the values of those that were searched before."""
         plan = self.schedule.plan
-        least_tokens = min(row.tokens for row in rows)
-        rows = [row for row in rows if row.tokens == least_tokens]
-        template = rows[0]
-        centre = plan.tuning_centre(self.policy, arm)
+        rows = self.schedule.plan.searched(self.policy.name, arm)
+        template = rows[0] if rows else self._awaited[arm]
 
         # With a target the schedule ends late trials; a command cannot pause.
         rungs: tuple[int, ...] = ()
         if self.settings.prune and self.target is None and plan.settings.workload.can_pause:
             rungs = rung_steps(plan.course(template), plan.settings.evaluation)
+        trials = [self._read_trial(row, rungs) for row in rows]
+        first = first_rates_of(plan, self.policy, arm, {**values, arm: _values_of(trials)})
         return Study(
             name=self._study_name(arm, template, "search"),
             template=template,
-            grid=tuple(centre * factor for factor in GRID),
-            finest=FINEST,
+            grid=first.rates,
+            finest=first.finest,
             extra=tuple(name for name in self.settings.dimensions if name != "lr"),
             rungs=rungs,
-            trials=[self._read_trial(row, rungs) for row in rows],
+            trials=trials,
         )
 
-    def _confirmation(self, arm: Arm, rows: list[PlannedTrial], winner: PlannedTrial) -> Study:
+    def _confirmation(self, arm: Arm, winner: PlannedTrial) -> Study:
         """Return a study of a few rates around the winner's, at the tokens of the final trials."""
         values = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         final = self.open_finals[arm][0]
         template = final.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **values})
         rate = winner.learning_rate or 0.0
+        rows = [row for row in self._rows() if row.arm == arm]
         confirmed = (template.tokens, winner.beta2, winner.weight_decay)
         rows = [row for row in rows if (row.tokens, row.beta2, row.weight_decay) == confirmed]
         return Study(
@@ -321,33 +347,21 @@ class Tuning:
         tokens, last_loss = points[max(points)] if points else (1, math.inf)
         return tokens * (1 + max(0.0, last_loss - self.target))
 
-    def _advance(self, studies: list[Study], least: int = 0) -> Pauses:
-        """Bring studies a step further; empty once all settled with the same number of trials."""
-        self._record(studies)
-
-        pauses: Pauses = {}
-        for study in studies:
-            if any(trial.loss is None for trial in study.trials):
-                pauses |= self._continue(study)
-            else:
-                pauses |= self._extend(study, 0)
-        if not pauses:
-            trial_count = max([least, *(len(study.trials) for study in studies)])
-            for study in studies:
-                pauses |= self._extend(study, trial_count)
-
+    def _advance(self, study: Study) -> Pauses:
+        """Bring a study a step further; return its trials, none once it has settled."""
+        self._record(study)
+        is_open = any(trial.loss is None for trial in study.trials)
+        pauses = self._continue(study) if is_open else self._extend(study)
         self._started |= pauses.keys()
         return pauses
 
-    def _record(self, studies: list[Study]) -> None:
+    def _record(self, study: Study) -> None:
         """Write finished trials to Optuna's storage; wait while it is locked or does not answer."""
         while not self.schedule.is_ending:
             try:
                 if self.is_default:
                     store.set_aside_damaged(self.folder.path / "optuna.db")
-                storage = open_storage(self.storage_url)
-                for study in studies:
-                    study.record(storage)
+                study.record(open_storage(self.storage_url))
                 return
             except Exception as error:
                 if not is_without_answer(error):
@@ -394,9 +408,9 @@ class Tuning:
                 study.trials[index] = replace(trial, loss=math.inf, is_pruned=True)
         return kept_ids
 
-    def _extend(self, study: Study, least_count: int) -> Pauses:
+    def _extend(self, study: Study) -> Pauses:
         """Add the study's next trials; if it has settled, run its pruned bounds to the end."""
-        rows = self._next_rows(study, least_count)
+        rows = self._next_rows(study)
         pauses = self.schedule.add(rows)
         if not study.rungs:
             return pauses
@@ -411,27 +425,46 @@ class Tuning:
                     pauses[trial.id] = None
         return pauses
 
-    def _next_rows(self, study: Study, least_count: int) -> list[PlannedTrial]:
+    def _next_rows(self, study: Study) -> list[PlannedTrial]:
         """Plan what a study tries next: the grid first, then TPE's proposals or a refinement."""
         plan = self.schedule.plan
         if study.extra and len(study.trials) >= len(study.grid):
-            if len(study.trials) < max(self.settings.trials, least_count):
+            if len(study.trials) < self.settings.trials:
                 return [study.propose(plan)]
             return []
 
-        rates = next_rates(study.trials, study.grid, study.finest, least_count)
+        rates = next_rates(study.trials, study.grid, study.finest)
         return [plan.with_rate(study.template, rate) for rate in rates]
 
     def _winners(self, studies: list[Study]) -> list[PlannedTrial]:
-        """Return the winners of the studies that have one; remove pruned trials' checkpoints."""
-        winners = [self._winner(study) for study in studies]
-        return [winner for winner in winners if winner is not None]
+        """Return the winners of the studies that have one; remove pruned trials' checkpoints.
+
+        Unless several dimensions were searched, the rate is the one that gives up least in the
+        worst case, by the losses near the best one.
+        """
+        won = []
+        points = []
+        for study in studies:
+            row = self._winner(study)
+            if row is None:
+                continue
+            won.append((study, row))
+            tried = {rate: {TUNING_SEED: value} for rate, value in _values_of(study.trials).items()}
+            points.append(rate_points(tried))
+        if not won:
+            return []
+
+        winners = []
+        log_rates = rates_to_use(stack_points(points), pools_noise=self.settings.predicts_rates)
+        for (study, row), log_rate in zip(won, log_rates, strict=True):
+            if not study.extra:
+                rate = float(f"{math.exp(log_rate):.3g}")
+                row = row.model_copy(update={"learning_rate": rate})
+            winners.append(row)
+        return winners
 
     def _winner(self, study: Study) -> PlannedTrial | None:
-        """Return the best row, with the best rate, and remove the checkpoints of pruned trials.
-
-        The rate is the one that gives up least in the worst case, by the losses near the best one.
-        """
+        """Return the best row, and remove the checkpoints of pruned trials."""
         for trial in study.trials:
             if trial.is_pruned:
                 self.folder.trial(trial.id).remove_checkpoints()
@@ -440,15 +473,12 @@ class Tuning:
         has_result = best.loss is not None and math.isfinite(best.loss)
         if not has_result or not is_complete(self.folder.trial(best.id), self.target):
             return None
-        if study.extra:
-            return best.row
+        return best.row
 
-        tried = {}
-        for trial in study.trials:
-            if trial.value is not None:
-                tried[trial.rate] = {TUNING_SEED: trial.value}
-        rate = float(np.exp(rates_to_use(rate_points(tried))))
-        return best.row.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
+
+def _values_of(trials: Iterable[TuningTrial]) -> Values:
+    """Return values by rate, NaN for those without one."""
+    return {trial.rate: math.nan if trial.value is None else trial.value for trial in trials}
 
 
 def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:

@@ -55,11 +55,14 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
         commands += new.commands
         unrecorded |= {*new.unrecorded}
 
+    tuning = old.settings.tuning if was_tuned else new.settings.tuning
+    if searches:
+        tuning = tuning.model_copy(update={"centred_by": new.settings.tuning.centred_by})
     settings = {
         "answer": new.settings.answer,
         "noise_scale": noise_scale,
         "seeds": new.settings.seeds,
-        "tuning": (old if was_tuned else new).settings.tuning,
+        "tuning": tuning,
     }
     return old.model_copy(
         update={
@@ -117,6 +120,8 @@ def _tuning_budget(plan: Plan) -> int | None:
 def _shared_settings(plan: Plan, excluded: set[str]) -> dict[str, Any]:
     """Return the settings and identities that all trials of a sweep share."""
     settings = plan.settings.model_dump(mode="json", exclude=excluded)
+    if "tuning" in settings:  # these only choose the rates that later searches begin with
+        del settings["tuning"]["own_rate"], settings["tuning"]["centred_by"]
     return settings | {"data": plan.data, "start": plan.start, "code": plan.code}
 
 

@@ -7,16 +7,16 @@ from pydantic import AfterValidator, Field, field_serializer
 
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.experiment import LEAST_POINTS, Experiment, NoiseSettings
+from sweep.config.experiment import LEAST_POINTS, AnswerSettings, Experiment, NoiseSettings
 from sweep.config.models import ReplacedSize
-from sweep.config.optimizers import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
 from sweep.plan.accumulation import choose_microbatch
 from sweep.plan.course import Course, are_close, tokens_per_trial
 from sweep.plan.learning_rate import warmup_steps
-from sweep.plan.policies import LEAST_SEEDS, Policy, is_tuned, parse_policy
-from sweep.plan.rate_search import GRID
+from sweep.plan.policies import LEAST_SEEDS, Policy, Tuned, is_tuned, parse_policy
+from sweep.plan.rate_search import GRID, PREDICTED
 from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
@@ -203,7 +203,25 @@ class Plan(Inputs):
         tuning = self.settings.tuning
         optimizer = arm.optimizer or self.settings.optimizer.name
         chosen = tuning.centres.get(optimizer, tuning.centre)
-        return policy.rate_at(arm.batch_size, optimizer) if chosen is None else chosen
+        if chosen is not None:
+            return chosen
+        own = tuning.own_rate
+        has_usual_centre = type(policy).rate_at is Tuned.rate_at
+        if own.lr is None or not has_usual_centre:
+            return policy.rate_at(arm.batch_size, optimizer)
+        scale = optimizer_facts(optimizer)["rate"] / optimizer_facts(own.optimizer)["rate"]
+        return float(scale * parse_policy(own.lr).rate_at(arm.batch_size, own.optimizer))
+
+    def searched(self, policy: str, arm: Arm) -> list[PlannedTrial]:
+        """Return the trials of an arm's search; those that confirm its winner have more tokens."""
+        rows = [
+            row
+            for row in self.known_trials
+            if row.stage == "tune" and row.policy == policy and row.seed == TUNING_SEED
+        ]
+        rows = [row for row in rows if row.arm == arm]
+        least = min((row.tokens for row in rows), default=0)
+        return [row for row in rows if row.tokens == least]
 
     @property
     def tuned_policy(self) -> str | None:
@@ -275,7 +293,8 @@ class Plan(Inputs):
 
     def with_answer(self, **changes: Any) -> "Plan":
         """Return the plan of the same trials with other settings of the answer."""
-        answer = self.settings.answer.model_copy(update=changes)
+        fields = self.settings.answer.model_dump() | changes
+        answer = parse_settings(AnswerSettings, fields, "the answer")
         settings = self.settings.model_copy(update={"answer": answer})
         return self.model_copy(update={"settings": settings})
 
@@ -309,6 +328,10 @@ def build_plan(
     old_rows = old.known_trials if old else ()
     tokens, are_common = _tokens_of_arms(experiment, old_rows)
     settings = experiment.model_copy(update={"optimizer": _resolve_optimizer(experiment)})
+    if old is not None and old.tuned_policy is not None:  # searches that have begun go on
+        own_rate = old.settings.tuning.own_rate
+        tuning = settings.tuning.model_copy(update={"own_rate": own_rate})
+        settings = settings.model_copy(update={"tuning": tuning})
     if experiment.token_budget is not None:
         settings = _evaluated(settings, experiment.token_budget)
     elif old is not None:
@@ -332,13 +355,14 @@ def build_plan(
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
         tuning_tokens, _ = _tokens_of_arms(experiment, old_rows, is_of_tuning=True)
+        has_search = {*winners, *_searched_arms(policy, old_rows)}
         for arm in experiment.arms:
             if arm in winners:
                 continue
             row = _plan_arm(plan, policy, arm, tuning_tokens[arm])
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            centre = plan.tuning_centre(policy, row.arm)
-            rows += [plan.with_rate(row, centre * factor) for factor in GRID]
+            rows += _first_trials(plan, policy, row, has_search)
+            has_search.add(arm)
 
     for arm in experiment.arms:
         final = _plan_arm(plan, policy, arm, tokens[arm])
@@ -354,6 +378,32 @@ def build_plan(
                 row = plan.with_rate_of(winners[arm], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
+
+
+def _searched_arms(policy: Policy, rows: Sequence[PlannedTrial]) -> set[Arm]:
+    """Return the arms with tuning trials of a policy."""
+    return {row.arm for row in rows if row.stage == "tune" and row.policy == policy.name}
+
+
+def _first_trials(
+    plan: Plan, policy: Policy, row: PlannedTrial, has_search: Collection[Arm]
+) -> list[PlannedTrial]:
+    """Return the first tuning trials of an arm, like a row.
+
+    They have no rates yet if searches of other batch sizes are to predict them; and none are
+    returned if its own search has begun with such rates.
+
+    Args:
+        plan: the plan of the command.
+        policy: its policy.
+        row: a tuning trial of the arm.
+        has_search: the arms whose searches have begun, or begin before this one.
+    """
+    predicts = plan.settings.tuning.predicts_rates
+    if predicts and any(arm.optimizer == row.optimizer for arm in has_search):
+        return [] if row.arm in has_search else [row] * PREDICTED
+    centre = plan.tuning_centre(policy, row.arm)
+    return [plan.with_rate(row, centre * factor) for factor in GRID]
 
 
 def _tokens_of_arms(

@@ -10,6 +10,7 @@ from sweep.config.experiment import EvaluationSettings
 from sweep.plan.course import Course
 
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
+PREDICTED = 3  # rates that a search begins with if others predict its best one
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 REFINEMENTS = 4  # rates between those of the grid, at most; √2 needs two, and the best may move
 EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
@@ -30,13 +31,13 @@ Trial = TypeVar("Trial", bound=RateTrial)
 
 
 def next_rates(
-    tried: Sequence[RateTrial], grid: Sequence[float], finest: float = FINEST, least_count: int = 0
+    tried: Sequence[RateTrial], grid: Sequence[float], finest: float = FINEST
 ) -> tuple[float, ...]:
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
     First comes the grid. While the best rate is at an edge, one step beyond that edge follows.
     Then the wider gap next to the best rate (the upper one of equal gaps) is halved in log rate,
-    until neighbours are within `finest` and `least_count` rates were tried.
+    until neighbours are within `finest`.
     """
     rates = [trial.rate for trial in tried]
     missing = tuple(rate for rate in grid if not is_in(rate, rates))
@@ -57,7 +58,7 @@ def next_rates(
     if not gaps:
         return ()
     gap, other = max(gaps)
-    if gap > math.log(finest * ROUNDING) or len(tried) < least_count:
+    if gap > math.log(finest * ROUNDING):
         return (math.sqrt(other * best.rate),)
     return ()
 

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,14 +17,15 @@ from sweep.trial.status import TrialStatus
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
     """Run an attempt here, logged to log.txt, until `should_stop` or `sweep stop` ends it."""
     from sweep.training.attempt import run_attempt  # imports torch
+    from sweep.training.device import release_memory
 
     folder = TrialFolder(path)
     number = folder.read_status().fencing if status is None else status.fencing
     stops: list[str] = []
+    has_ended = threading.Event()
 
     def watch() -> None:
-        while not stops:
-            time.sleep(1.0)
+        while not (stops or has_ended.wait(1.0)):
             with contextlib.suppress(OSError, SweepError):  # the file system may fail for a moment
                 if folder.is_asked_to_stop(number):
                     stops.append("stopped")
@@ -37,7 +37,10 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
         return word
 
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    return run_attempt(path, how_to_end, status, is_logged=True)
+    outcome = run_attempt(path, how_to_end, status, is_logged=True)
+    has_ended.set()
+    release_memory()  # for the next trial of this process
+    return outcome
 
 
 def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, str]) -> Outcome:

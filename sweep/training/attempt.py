@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,9 @@ from sweep.workloads import ranks
 from sweep.workloads.workload import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
+
+_compiled_shapes: set[str] = set()  # of trials whose steps this process has compiled
+_recompile_limit = torch.compiler.config.recompile_limit  # of one shape
 
 
 def run_attempt(
@@ -141,7 +145,12 @@ def _run(
             print("eager: no compiler on this machine", flush=True)
 
     configure_torch(config, device)
-    with machine.LimitedMemory(device, execution.device_memory_bytes):
+    limit_bytes = None
+    shares_gpu = execution.trials_at_once > 1 and device.type == "cuda"
+    if execution.device_memory_bytes is not None or shares_gpu:
+        limit_bytes = machine.memory_limit(execution)
+    with machine.LimitedMemory(device, limit_bytes), _compiling(config):
+        machine.start_peak_memory(device)
         started = time.perf_counter()
         step = build_step(config, device)
         ending, progress, metrics_sha256 = train(
@@ -167,6 +176,27 @@ def _run(
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
+
+
+@contextlib.contextmanager
+def _compiling(config: TrialConfig) -> Iterator[None]:
+    """Let a trial compile as in a fresh process; the next one of its shape must not compile.
+
+    In torch 2.13 `fail_on_recompile` also refuses code that was never compiled. So `warm_up` must
+    compile all code of a shape, because the first trial may end after it. torch limits how often
+    the code of a function is compiled, and then runs it eagerly without an error; the limit grows
+    with the number of shapes.
+    """
+    if not config.execution.compile:
+        yield
+        return
+    stance = "default"
+    if config.shape in _compiled_shapes:
+        stance = "fail_on_recompile"
+    _compiled_shapes.add(config.shape)
+    torch.compiler.config.recompile_limit = _recompile_limit * len(_compiled_shapes)
+    with torch.compiler.set_stance(stance):
+        yield
 
 
 def configure_torch(config: TrialConfig, device: torch.device) -> None:

@@ -1,6 +1,8 @@
 """Properties of this machine: devices, compiler, cores, peak rates, memory in use and its limit."""
 
 import contextlib
+import ctypes
+import gc
 import importlib.util
 import os
 import platform
@@ -13,6 +15,7 @@ from typing import Self
 
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, text_of
 from sweep.resources import read_toml
@@ -31,11 +34,15 @@ INSTRUCTION_VARIABLES = (
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
 )
+CLEAR_REFS = Path("/proc/self/clear_refs")
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 NO_MEMORY = (
     r"(?i)out of memory|memoryerror|n[o']t allocate memory|not enough memory|"
     "cublas_status_alloc_failed"
 )
+
+_has_run_trial = False  # in this process
+_is_peak_known = True  # False: the peak of this process may be that of an earlier trial
 
 
 def resolve_device(name: str) -> str:
@@ -121,6 +128,17 @@ def total_memory(device: torch.device) -> int:
     return available // 2
 
 
+def memory_limit(execution: Execution) -> int:
+    """Return the bytes that a trial may take: its part of the limit that is set, or the device's.
+
+    Trials that share a device have equal parts.
+    """
+    limit_bytes = execution.device_memory_bytes
+    if limit_bytes is None:
+        limit_bytes = total_memory(torch.device(execution.device))
+    return limit_bytes // execution.trials_at_once
+
+
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -154,7 +172,12 @@ def flop_utilization(config: TrialConfig, device: torch.device, rate: float) -> 
 
 
 def peak_memory_bytes(device: torch.device, who: int = resource.RUSAGE_SELF) -> int:
-    """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set."""
+    """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set.
+
+    It is 0 if it may be that of an earlier trial.
+    """
+    if not _is_peak_known:
+        return 0
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -164,12 +187,35 @@ def peak_memory_bytes(device: torch.device, who: int = resource.RUSAGE_SELF) -> 
 def forget_peak_memory(device: torch.device) -> int:
     """Return the peak and start a new one, on Linux and CUDA only."""
     peak = peak_memory_bytes(device)
+    _reset_peak(device)
+    return peak
+
+
+def start_peak_memory(device: torch.device) -> None:
+    """Start the peak of a trial; it is not known if that of an earlier trial cannot be reset."""
+    global _has_run_trial, _is_peak_known
+    _is_peak_known = _reset_peak(device) or not _has_run_trial
+    _has_run_trial = True
+
+
+def _reset_peak(device: torch.device) -> bool:
+    """Start a new peak of memory; return whether this machine can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-    return peak
+        return True
+    try:
+        CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def release_memory() -> None:
+    """Free what a trial of this process has left, and return unused memory (glibc, CUDA)."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing before CUDA is initialized
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

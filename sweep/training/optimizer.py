@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
-from sweep.config.optimizers import OptimizerSettings
+from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.errors import user_code
 from sweep.models.build import HasStackedWeights, StackedWeight, outer_weights
 from sweep.usercode.objects import load_object
@@ -125,9 +125,17 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def build_optimizer(
-    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_sharded: bool = False
+    settings: OptimizerSettings,
+    model: nn.Module,
+    learning_rate: float,
+    is_sharded: bool = False,
+    is_captured: bool = False,
 ) -> Optimizer | None:
-    """Build the optimizer; None for `none`. With `is_sharded` a process keeps some states only."""
+    """Build the optimizer; None for `none`.
+
+    With `is_sharded` a process keeps some states only; with `is_captured` a CUDA graph may contain
+    the update.
+    """
     if settings.name == "none":
         return None
     name = settings.name
@@ -138,6 +146,8 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     options: dict[str, Any] = settings.options.get(name, {})
+    if is_captured:
+        options = {**optimizer_facts(name)["captured"], **options}
 
     with user_code(f"optimizer {name!r} must be built from parameter groups, lr and {options}"):
         if "weight_decay" in options:
@@ -180,12 +190,15 @@ class WeightAverage:
         self.values = [p.detach().clone().float() for p in parameters]
         self.steps = 0
 
-    @torch.no_grad()
-    def update(self) -> None:
+    def count_step(self) -> float:
+        """Count a step; return the weight that its parameters have in the average."""
         self.steps += 1
-        keep = (1 - 1 / self.steps) ** (self.power + 1)
+        return 1 - (1 - 1 / self.steps) ** (self.power + 1)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def update(self, weight: float | Tensor) -> None:
         for value, parameter in zip(self.values, self.parameters, strict=True):
-            value.lerp_(parameter.to(value.dtype), 1 - keep)
+            value.lerp_(parameter.to(value.dtype), weight)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

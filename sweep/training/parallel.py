@@ -38,8 +38,13 @@ class Parallel:
     def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         self.model = model.to(device)
 
-    def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
-        self.optimizer = build_optimizer(settings, self.model, learning_rate, self.zero == 1)
+    def build_optimizer(
+        self, settings: OptimizerSettings, learning_rate: float, is_captured: bool = False
+    ) -> None:
+        is_sharded = self.zero == 1
+        self.optimizer = build_optimizer(
+            settings, self.model, learning_rate, is_sharded, is_captured
+        )
 
     def compiled(self, loss_sum: LossSum) -> LossSum:
         return torch.compile(loss_sum, dynamic=False)
@@ -57,7 +62,7 @@ class Parallel:
             loss = loss * ranks.count()  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(self, learning_rate: float, max_norm: float) -> Tensor:
+    def update(self, learning_rate: float | Tensor, max_norm: float) -> Tensor:
         """Clip the gradients, update the weights and free the gradients; return the global norm."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:

@@ -3,6 +3,7 @@
 import math
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,7 @@ def _tokens_to_target(
     )
 
 
+@cache
 def git_commit() -> str | None:
     """Return the commit of this code, `-dirty` with local changes; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]

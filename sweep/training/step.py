@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sweep.config.optimizers import optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.models.build import weight_dtype
+from sweep.training.graph import WARM_UP, CudaRecorder, GraphedUpdate, Recorder
 from sweep.training.optimizer import WeightAverage
 from sweep.training.parallel import DataParallel, FullyShard, Parallel
 from sweep.workloads import ranks
 from sweep.workloads.build import build_workload
 from sweep.workloads.workload import Batch, Workload
+
+METRICS = ("train/loss", "train/grad_norm", "train/clipped")
 
 
 class TrainingStep:
@@ -37,6 +41,7 @@ class TrainingStep:
         self.parallel = kind(config)
 
         self.workload: Workload = build_workload(config, device)
+        self.workload.meter.vector_names = METRICS
         self.model = self.workload.build_model() if model is None else model
         self.parameter_count = sum(p.numel() for p in self.model.parameters())  # before sharding
         if model is None:
@@ -47,7 +52,15 @@ class TrainingStep:
 
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.parallel.parameters = self.parameters
-        self.parallel.build_optimizer(science.optimizer, science.learning_rate)
+        # Graphs of updates, by batch size. They use the tensors of model, optimizer and average.
+        self.graphs: dict[int, GraphedUpdate] = {}
+        self.graph_bound = execution.graph_bound
+        self.recorder: Recorder | None = None  # None: updates are not graphs
+        can_capture = bool(optimizer_facts(science.optimizer.name)["captured"])
+        if device.type == "cuda" and self.graph_bound and can_capture:
+            self.recorder = CudaRecorder(device)
+        is_captured = self.recorder is not None
+        self.parallel.build_optimizer(science.optimizer, science.learning_rate, is_captured)
         self.optimizer = self.parallel.optimizer
         self.clip = science.optimizer.clip or math.inf
         width = science.schedule.average
@@ -65,30 +78,56 @@ class TrainingStep:
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
         """Take one step: update `updates_per_step` times on the same batch.
 
-        Return the mean loss per token before the last update, a scalar on the device. The meter
-        also gets the global norm of the gradient before clipping, and whether it was clipped.
+        Return the mean loss per token before the last update, a scalar on the device that the next
+        step may overwrite. The meter also gets the global norm of the gradient before clipping,
+        and whether it was clipped.
         """
         batch = self.rolled_out(batch)
         start = time.perf_counter()
+        update = self._choose_update(batch)
         for _ in range(self.workload.updates_per_step):
-            loss = self.backward(batch)
-            if self.optimizer is None:  # gradients accumulate
-                norm = torch.zeros_like(loss)
-                continue
-            norm = self.parallel.update(learning_rate, self.clip)
-            if self.average is not None:
-                self.average.update()
+            if self.average is None:
+                metrics = update(batch, learning_rate)
+            else:
+                metrics = update(batch, learning_rate, self.average.count_step())
 
         if self.samples:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.workload.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
+        self.workload.meter.add_vector(metrics)
+        return metrics[0]
 
-        values = torch.stack([loss, norm, (norm > self.clip).float()])
-        values = values.to(torch.float32 if values.is_mps else torch.float64)
-        for name, value in zip(("loss", "grad_norm", "clipped"), values, strict=True):
-            self.workload.meter.add(f"train/{name}", value, 1)
-        return loss
+    def _choose_update(self, batch: Batch) -> Callable[..., Tensor]:
+        """Return `update`, as a graph if the batch is small and a single microbatch."""
+        size = len(batch[0])
+        if self.recorder is None or size > min(self.graph_bound, self.microbatch_size):
+            return self.update
+        if size not in self.graphs:
+            self.graphs[size] = GraphedUpdate(self._update_afresh, batch, self.recorder)
+        return self.graphs[size]
+
+    @property
+    def warm_up_steps(self) -> int:
+        """The first steps of a batch size, which may take longer than later ones."""
+        return 1 if self.recorder is None else WARM_UP + 1
+
+    def update(
+        self, batch: Batch, learning_rate: float | Tensor, average_weight: float | Tensor = 0.0
+    ) -> Tensor:
+        """Update the weights and their average once; return the values of METRICS."""
+        loss = self.backward(batch)
+        if self.optimizer is None:  # gradients accumulate
+            norm = torch.zeros_like(loss)
+        else:
+            norm = self.parallel.update(learning_rate, self.clip)
+            if self.average is not None:
+                self.average.update(average_weight)
+        return torch.stack([loss, norm, (norm > self.clip).float()])
+
+    def _update_afresh(self, *arguments: Any) -> Tensor:
+        self.model.zero_grad(set_to_none=True)  # drops the gradients of a capture that failed
+        return self.update(*arguments)
 
     def rolled_out(self, batch: Batch) -> Batch:
         return self.workload.roll_out(self.model, batch, self.microbatch_size)

@@ -237,7 +237,7 @@ def _warm_up(timers: Sequence[ArmTimer], deadline: float) -> list[float]:
             seconds.append(math.inf)
             continue
         timer.compile(graphs)
-        timer.take(1)  # allocates, also the states of the optimizer
+        timer.take(timer.step.warm_up_steps)  # allocate, also the states of the optimizer
         seconds.append(timer.take(1))
     return seconds
 

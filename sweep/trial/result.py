@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from sweep.config.execution import was_alone
 from sweep.config.metrics import FINAL_VALID, final_column
 from sweep.trial.status import Cause, State
 
@@ -194,6 +195,11 @@ class Result(BaseModel):
         if self.state is State.COMPLETE and not is_evaluated:
             raise ValueError("a complete trial has been evaluated")
         return self
+
+    @property
+    def was_alone(self) -> bool:
+        """Whether the trial did not share its device, so that its times are its own."""
+        return was_alone(self.execution)
 
     def as_document(self) -> dict[str, Any]:
         """Return the content of result.json."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sweep.config.arms import Arm
+from sweep.config.execution import Execution
 from sweep.errors import CorruptFile
 from sweep.trial.files import find_json, write_json
 from sweep.trial.folder import SweepFolder
@@ -16,8 +17,8 @@ REMEDY = "Restore it from a copy, or remove it and call `sweep time`."
 TOO_SHORT = "a tenth of the training time is too short for one round"
 # Keys of an execution on which the time of a step depends, apart from the device's number.
 TIMED_BY = (
-    *("devices", "zero", "threads", "compile", "activation_checkpointing", "loss_chunk_rows"),
-    *("device_memory_bytes", "generation_batch_size"),
+    *("devices", "zero", "threads", "at_once", "compile", "activation_checkpointing"),
+    *("loss_chunk_rows", "device_memory_bytes", "generation_batch_size", "graph_bound"),
 )
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -133,7 +134,10 @@ class Timing(_Record):
 def timed_settings(execution: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of an execution on which the time of a step depends."""
     device_type = str(execution.get("device")).partition(":")[0]
-    return {"device": device_type, **{name: execution.get(name) for name in TIMED_BY}}
+    # An older version, which did not have a setting, took steps as its default does.
+    defaults = {name: Execution.model_fields[name].default for name in TIMED_BY}
+    settings = {name: execution.get(name, default) for name, default in defaults.items()}
+    return {"device": device_type, **settings}
 
 
 def read_timing_file(path: Path) -> Timing | None:

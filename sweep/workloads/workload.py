@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -137,10 +137,26 @@ class Meter:
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
+        self.vector_names: Sequence[str] = ()  # of the values of `add_vector`
+        self._vector: Tensor | None = None  # their sums
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor) -> None:
+        if name in self.vector_names:
+            raise SweepError(f"a workload must not add the metric {name!r} of sweep. Rename it.")
         old_total, old_count = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = (old_total + total, old_count + count)
+
+    def add_vector(self, values: Tensor) -> None:
+        """Add one value to each metric of `vector_names`, by a single operation."""
+        sums = [self.sums.get(name, (0.0, 0.0)) for name in self.vector_names]
+        if self._vector is None:
+            dtype = torch.float32 if values.is_mps else torch.float64
+            self._vector = torch.zeros(len(sums), dtype=dtype, device=values.device)
+            for element, (total, _) in zip(self._vector, sums, strict=True):
+                element.fill_(total)  # does not wait for the device
+        self._vector += values
+        for name, total, (_, count) in zip(self.vector_names, self._vector, sums, strict=True):
+            self.sums[name] = (total, count + 1)
 
     def state(self) -> dict[str, list[float]]:
         """Return sums and counts as numbers; waits for the device."""
@@ -148,6 +164,7 @@ class Meter:
 
     def restore(self, state: dict[str, list[float]]) -> None:
         self.sums = {name: (total, count) for name, (total, count) in state.items()}
+        self._vector = None
 
     def clear(self) -> None:
-        self.sums = dict.fromkeys(self.sums, (0.0, 0.0))  # names are kept
+        self.restore({name: [0.0, 0.0] for name in self.sums})  # names are kept

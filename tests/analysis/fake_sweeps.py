@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.execution import Execution
+from sweep.config.experiment import OwnRate
 from sweep.config.load import load_experiment
 from sweep.orchestration.request import record_command
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Inputs, Plan, PlannedTrial
 from sweep.resources import sha256_of_file
 from sweep.trial.files import sha256_of, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.status import Cause, State, TrialStatus
-from tests.plans import build_plan
+from tests.plans import build_plan_of_grids
 
 DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0, "bytes": 2_000_000}
 Outcome = Callable[[PlannedTrial], str]
@@ -40,11 +41,17 @@ def write_fake_sweep(
     plan = None
     for lr in lrs:
         settings = load_experiment(experiment, {"precision": "fp32", "lr": lr, **overrides})
+        tuning = settings.tuning.model_copy(
+            update={"own_rate": OwnRate()}
+        )  # `fake_loss` suits no file
+        settings = settings.model_copy(update={"tuning": tuning})
         data, execution = DATA if settings.data else None, Execution(device="cpu", threads=2)
         given = {"precision": "fp32", "lr": lr, **overrides}
         command, unrecorded = record_command(experiment, given, path)
         words: Any = {"command": command, "unrecorded": unrecorded}
-        new = _decided(build_plan(settings, execution, data=data, **words))
+        code_path = settings.code_folder if settings.user_code else None
+        inputs = Inputs(data=data, code_path=code_path)
+        new = _decided(build_plan_of_grids(settings, execution, inputs, **words))
         plan = grow_plan(plan, new) if plan else new
     assert plan is not None
     plan = plan.model_copy(update={"trials": plan.known_trials, "sweep_uid": "1"})

@@ -15,13 +15,14 @@ from sweep.config.workloads import UserWorkload
 from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.request import record_command
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, build_plan
+from sweep.plan.plan import TUNING_SEED, Inputs, Plan, PlannedTrial
+from sweep.plan.policies import parse_policy
 from sweep.resources import sha256_of_file
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause, State, TrialStatus
 from tests.analysis.fake_sweeps import fake_result
-from tests.plans import Inputs
+from tests.plans import build_plan_of_grids
 
 CPU = Execution(device="cpu", threads=2)
 SERVICES = {setting.name for setting in settings_of(services_table())}
@@ -86,11 +87,18 @@ def write_clear_results(
 ) -> Plan:
     """Write results with hardly any noise: those of a search if the plan tunes, and reports."""
     rng, results = random.Random(0), list[Ended]()
+    factors = dict[Arm, list[float]]()  # left for rates that are predicted
     for row in plan.trials:
         level = levels[row.batch_size]
         rates = [r.learning_rate or 1.0 for r in plan.trials if r.arm == row.arm and r.id]
-        centre = math.exp(sum(map(math.log, rates)) / len(rates))
-        if row.id is None:
+        if rates:
+            centre = math.exp(sum(map(math.log, rates)) / len(rates))
+        else:
+            centre = plan.tuning_centre(parse_policy(row.policy), row.arm)
+        if row.id is None and row.stage == "tune":
+            factor = factors.setdefault(row.arm, [2.0, 0.5, 1.0]).pop()
+            row = plan.with_rate(row, factor * centre)
+        elif row.id is None:
             row = plan.with_rate(row, centre)
         distance = math.log((row.learning_rate or centre) / centre)
         results.append(_end(row, level + 0.05 * distance**2, noise, 0.0, rng))
@@ -113,7 +121,8 @@ def _grow(plan: Plan | None, path: Path, given: dict[str, Any]) -> Plan:
     of_trials = {name: given[name] for name in given if name not in {"device", *SERVICES}}
     experiment: Experiment = load_experiment("quadratic", of_trials)
     command, unrecorded = record_command("quadratic", given, path)
-    new = build_plan(experiment, CPU, Inputs(), command=command, unrecorded=unrecorded, old=plan)
+    words = {"command": command, "unrecorded": unrecorded}
+    new = build_plan_of_grids(experiment, CPU, Inputs(), **words, old=plan)
     return grow_plan(plan, new) if plan else new
 
 

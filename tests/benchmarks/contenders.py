@@ -41,10 +41,20 @@ def matrix_size(device: str) -> int:
     return 8192 if device.startswith("cuda") else 2048
 
 
-def benchmarked(model: str, batch: int, device: str, precision: str, compiled: bool) -> TrialConfig:
+def benchmarked(
+    model: str,
+    batch: int,
+    device: str,
+    precision: str,
+    compiled: bool,
+    graph_bound: int | None = None,  # None: as a plan decides
+) -> TrialConfig:
     """Return the config of a trial that is longer than any benchmark."""
-    config = trial_config(model, batch, precision, device, compiled, budget=10**10)
-    changes = {"checkpoint_seconds": 1e9, "evaluation_batch_size": 32}
+    decides = graph_bound is None
+    config = trial_config(model, batch, precision, device, compiled, decides, budget=10**10)
+    changes: dict[str, Any] = {"checkpoint_seconds": 1e9, "evaluation_batch_size": 32}
+    if graph_bound is not None:
+        changes["graph_bound"] = graph_bound
     execution = config.execution.model_copy(update=changes)
     science = config.science.model_copy(update={"learning_rate": PEAK_RATE})
     return config.model_copy(
@@ -290,8 +300,12 @@ def _rate(config: TrialConfig, t: int) -> float:
     )
 
 
-CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {  # function, is compiled
+GRAPH_BOUNDS = {"sweep with graph": 1 << 30, "sweep without graph": 0}
+# Functions, with whether they are compiled.
+CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {
     "sweep": (run_sweep, True),
+    "sweep with graph": (run_sweep, True),
+    "sweep without graph": (run_sweep, True),
     "sweep eager": (run_sweep, False),
     "plain loop": (run_plain, False),
     "plain loop compiled": (run_plain, True),
@@ -308,7 +322,8 @@ def main() -> None:
     name, model, batch, device, precision = sys.argv[1:]
     torch.set_num_threads(available_cores())
     run, is_compiled = CONTENDERS[name]
-    run(benchmarked(model, int(batch), device, precision, is_compiled))
+    bound = GRAPH_BOUNDS.get(name)
+    run(benchmarked(model, int(batch), device, precision, is_compiled, bound))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ OUT/summary.txt, of at most 60 lines, is also printed last. gpu.sh prepares the 
 """
 
 import argparse
+import contextlib
+import io
+import itertools
 import json
 import os
 import platform
@@ -25,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cuda_graph
 import torch
 from contenders import benchmarked, matrix_size
 from memory import benchmark_data, benchmark_settings, compare, trial_config
@@ -134,7 +136,13 @@ def measure_machine(part: Part) -> None:
 
 
 def plan_trial(
-    scale: Scale, folder: Path, model: str, batch: int, steps: int, is_compiled: bool
+    scale: Scale,
+    folder: Path,
+    model: str,
+    batch: int,
+    steps: int,
+    is_compiled: bool,
+    graph_bound: int = 0,
 ) -> TrialFolder:
     """Write the folder of a trial, for `python -m sweep.training`."""
     settings = benchmark_settings(model, batches=[batch], precision=scale.precision)
@@ -143,6 +151,7 @@ def plan_trial(
     execution = Execution(
         device=scale.device,
         compile=is_compiled,
+        graph_bound=graph_bound,
         threads=torch.get_num_threads(),
         loss_chunk_rows=8192,
         keep="none",
@@ -185,12 +194,13 @@ def run_trial(trial: TrialFolder) -> dict[str, Any]:
 
 
 def measure_trials(part: Part) -> None:
-    """One trial from config.json to result.json through a forked attempt, eager and compiled."""
+    """One trial from config.json to result.json through a forked attempt, in three modes."""
     failures: list[str] = []
-    for mode in ("eager", "compiled"):
+    for mode in ("eager", "compiled", "graphed"):
         with tempfile.TemporaryDirectory() as name:
             batch, steps = (4, 20) if part.scale.is_small else (32, 50)
-            arguments = part.scale.model, batch, steps, mode == "compiled"
+            graph_bound = batch if mode == "graphed" else 0
+            arguments = part.scale.model, batch, steps, mode != "eager", graph_bound
             trial = plan_trial(part.scale, Path(name) / "sweep", *arguments)
             try:
                 part.write(f"trial {mode}", run_trial(trial))
@@ -225,12 +235,15 @@ def run_tests(part: Part) -> None:
 
 
 def measure_throughput(part: Part) -> None:
-    """Steps of sweep against those of a plain compiled loop."""
+    """Steps of sweep, as planned and with the other choice of a graph, and of a plain loop."""
     rounds = 2 if part.scale.is_small else 5
     failures: list[str] = []
     for batch in part.scale.batches(1, 64, 256):
         arguments = part.scale.model, batch, part.scale.device, part.scale.precision, rounds
-        row = compete(*arguments, ["sweep", "plain loop compiled"])
+        config = benchmarked(*arguments[:-1], True)
+        is_graphed = batch <= config.execution.graph_bound
+        other = "sweep without graph" if is_graphed else "sweep with graph"
+        row = compete(*arguments, ["sweep", other, "plain loop compiled"])
         part.write(f"throughput {part.scale.precision} {part.scale.model} {batch}", row)
         failures += [f"{name} at {batch}: {why}" for name, why in row["failed"].items()]
     if failures:
@@ -291,13 +304,63 @@ def profile_steps(part: Part) -> None:
 
 
 def measure_graphs(part: Part) -> None:
-    """The whole step as a CUDA graph."""
+    """Steps with and without a CUDA graph, and steps that cannot be captured."""
     scale = part.scale
-    for batch in scale.batches(1, 8):
-        seconds = 0.2 if scale.is_small else 2.0
-        rows = cuda_graph.compare(scale.model, batch, scale.device, scale.precision, seconds)
-        for row in rows:
-            part.write(f"graph {scale.model} {batch} {row['mode']}", row)
+    for batch, mode in itertools.product(scale.batches(1, 8), ("eager", "compiled")):
+        plain, expected = graph_row(part, batch, mode, 0)
+        graphed, losses = graph_row(part, batch, mode, batch)
+        row = {
+            "seconds_per_step": plain,
+            "seconds_per_step_of_graph": graphed,
+            "speedup": plain / graphed,
+            "largest_loss_difference": largest_difference(losses, expected),
+        }
+        part.write(f"graph {scale.model} {batch} {mode}", row)
+
+    _, expected = graph_row(part, 1, "eager", 0)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        _, losses = graph_row(part, 1, "eager", 1, waits=True)
+    fallback: dict[str, Any] = {
+        "sentence": output.getvalue().strip()[:200],
+        "largest_loss_difference": largest_difference(losses, expected),
+    }
+    part.write(f"graph {scale.model} fallback", fallback)
+
+
+def graph_row(
+    part: Part, batch: int, mode: str, graph_bound: int, waits: bool = False
+) -> tuple[float, list[float]]:
+    """Return seconds per step, and the losses of the first steps, which may wait for the device."""
+    torch.compiler.reset()
+    scale = part.scale
+    is_compiled = mode == "compiled"
+    arguments = scale.model, batch, scale.device, scale.precision, is_compiled, graph_bound
+    config = benchmarked(*arguments)
+    step = TrainingStep(config, part.device)
+    backward = step.parallel.backward
+
+    def backward_and_wait(loss: torch.Tensor) -> None:
+        backward(loss)
+        loss.item()
+
+    if waits:
+        step.parallel.backward = backward_and_wait  # type: ignore[method-assign]
+    if is_compiled:
+        step.warm_up()
+    steps = Steps(config, step, Progress())
+    losses = [steps.take(t).item() for t in range(1, 21)]
+    taken, start = 20, time.perf_counter()
+    while time.perf_counter() - start < (0.2 if scale.is_small else 2.0):
+        for t in range(taken + 1, taken + 21):
+            loss = steps.take(t)
+        loss.item()  # waits for the device
+        taken += 20
+    return (time.perf_counter() - start) / (taken - 20), losses
+
+
+def largest_difference(losses: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(losses, expected, strict=True))
 
 
 def measure_fixed_seconds(part: Part) -> None:
@@ -357,12 +420,12 @@ PARTS: dict[str, tuple[Callable[[Part], None], float]] = {
     "machine": (measure_machine, 0.05),
     "trial": (measure_trials, 0.15),
     "tests": (run_tests, 0.22),
-    "throughput": (measure_throughput, 0.20),
-    "profile": (profile_steps, 0.08),
-    "graph": (measure_graphs, 0.08),
-    "fixed": (measure_fixed_seconds, 0.06),
-    "memory": (compare_memory, 0.07),
-    "steady": (measure_steady_rates, 0.09),
+    "throughput": (measure_throughput, 0.22),
+    "profile": (profile_steps, 0.07),
+    "graph": (measure_graphs, 0.10),
+    "fixed": (measure_fixed_seconds, 0.05),
+    "memory": (compare_memory, 0.06),
+    "steady": (measure_steady_rates, 0.08),
 }
 
 

@@ -22,10 +22,10 @@ from sweep.config.load import load_experiment
 from sweep.config.trial import TrialConfig
 from sweep.data.sources import identify_data
 from sweep.errors import SweepError, WorkerDied
-from sweep.memory.forecast import forecast_step
+from sweep.memory.forecast import forecast_flops, forecast_step
 from sweep.memory.probe import measure
 from sweep.memory.search import Measurement
-from sweep.orchestration.execution import LOSS_CHUNK_ROWS
+from sweep.orchestration.execution import LOSS_CHUNK_ROWS, decide_graphs
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.device import has_compiler, total_memory
 from sweep.training.process import FreshProcess
@@ -54,7 +54,13 @@ def benchmark_settings(model: str, **fields: Any) -> Experiment:
 
 
 def trial_config(
-    experiment: str, batch: int, precision: str, device: str, is_compiled: bool, **more: Any
+    experiment: str,
+    batch: int,
+    precision: str,
+    device: str,
+    is_compiled: bool,
+    decides_graphs: bool = False,
+    **more: Any,
 ) -> TrialConfig:
     """Return the config of one step at this batch size, in one microbatch, with the usual loss."""
     fields = {"batches": [batch], "precision": precision, "budget": 10**9, **more}
@@ -69,6 +75,11 @@ def trial_config(
     settings = benchmark_settings(experiment, **fields)
     plan = build_plan(settings, execution, Inputs(data=benchmark_data()))
     row = plan.trials[0].model_copy(update={"learning_rate": 1e-6})
+    if decides_graphs and execution.device_type == "cuda":
+        flops = forecast_flops(plan.trial_config(row, "memory"))
+        model = plan.model.model_copy(update={"flops_per_token": flops})
+        plan = plan.model_copy(update={"model": model})
+        plan = plan.with_execution(**decide_graphs(plan))
     return plan.trial_config(row, "memory")
 
 

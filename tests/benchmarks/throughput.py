@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import CONTENDERS, WARM_UP, benchmarked, matrix_size
+from contenders import CONTENDERS, GRAPH_BOUNDS, WARM_UP, benchmarked, matrix_size
 from ratios import ratio
 from record import RESULTS, record
 
@@ -230,7 +230,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    default = [name for name in CONTENDERS if name not in GRAPH_BOUNDS]
+    parser.add_argument("--contenders", default=",".join(default))
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     results: dict[str, Any] = {}

@@ -199,13 +199,15 @@ def test_a_metric_that_mlflow_cannot_record_fails_its_trial(call, module):
     assert "names of letters, digits and _ . -" in call("status", "out")[1]
 
 
-@pytest.mark.parametrize("name", ["train/lr", "perf/tokens_per_second", "tokens", "train/loss/x"])
+@pytest.mark.parametrize(
+    "name", ["train/lr", "train/loss", "perf/tokens_per_second", "tokens", "train/loss/x"]
+)
 def test_a_metric_that_would_replace_one_of_the_loop_fails_its_trial(call, module, name):
     head = "def loss_sum(self, model, batch):"
     add = f"{head}\n        self.meter.add({name!r}, 1.0, 1)"
     module("lines", WORKLOAD.replace(head, add))
     run = ("run", "--workload", "lines:Lines", "--budget", "96", "--batches", "4", "--out", "out")
-    assert call(*run, "--quiet")[0] == 1
+    assert call(*run, "--quiet", "--yes")[0] == 1
     assert name in call("status", "out")[1]
 
 

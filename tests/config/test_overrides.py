@@ -21,6 +21,7 @@ ANNOTATIONS = {
     **{setting.name: setting.field.annotation for t in TABLES for setting in settings_of(t)},
     # They take more than their annotations say: functions and classes are named by module:object.
     "lr": str | float,
+    "answer": typing.Literal["which", "order"] | dict,  # a flag, and the table that holds it
     "model": str | Callable[..., typing.Any] | dict,
     "workload": str | Callable[..., typing.Any] | dict,
 }

@@ -202,6 +202,14 @@ def test_a_workload_that_is_neither_text_nor_table_is_refused_with_any_flag(
         load_experiment(str(path), flag)
 
 
+@pytest.mark.parametrize(("optimizers", "lr"), [("", "0.3"), ('optimizers = "sgd"', None)])
+def test_a_file_s_rate_centres_a_search_unless_it_lists_optimizers(tmp_path, optimizers, lr):
+    file = tmp_path / "own.toml"
+    budget = "budget = 1600\nbatches = [4, 8]\n"
+    file.write_text(f'name = "own"\nworkload = "quadratic"\nlr = "0.3"\n{optimizers}\n{budget}')
+    assert load_experiment(str(file), {"lr": "tuned"}).tuning.own_rate.lr == lr
+
+
 def test_a_model_flag_brings_its_own_sizes_and_the_workload_quadratic_its_model():
     model = load_experiment("tinystories", {"model": "small"}).model
     assert (model.vocabulary, model.context) == (2048, 128)

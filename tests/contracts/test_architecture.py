@@ -78,7 +78,7 @@ for unit in ("training", "workloads", "models", "data", "usercode"):
     for module in pkgutil.walk_packages(folder, "sweep." + unit + "."):
         importlib.import_module(module.name)
 sys.path.insert(0, "tests/benchmarks")
-for name in ("gpu", "cuda_graph", "memory", "throughput", "contenders"):
+for name in ("gpu", "memory", "throughput", "contenders"):
     runpy.run_path("tests/benchmarks/" + name + ".py", run_name="imported")
 runpy.run_path("tests/training/test_gpu.py", run_name="imported")
 """

@@ -90,13 +90,37 @@ def test_a_rate_that_diverged_bounds_the_best_one_and_is_not_used():
     points = rate_points(tried)
     assert points.ends[1] == pytest.approx(math.log(8e-3))
     assert math.exp(best_log_rates(points)) <= 4e-3 * (1 + 1e-9)
-    assert math.exp(rates_to_use(points)) <= 4e-3 * (1 + 1e-9)
+    assert math.exp(rates_to_use(points, pools_noise=False)) <= 4e-3 * (1 + 1e-9)
+
+
+def test_a_rate_that_nearly_diverged_bounds_the_best_one_like_one_that_did():
+    below = bowl([5e-4, 7e-4, 1e-3, 1.4e-3], 1.2e-3)
+    points = [rate_points({**below, 2e-3: {1000: worse}}) for worse in (3.4, math.inf)]
+    for name in ("log_rates", "losses", "ends"):
+        np.testing.assert_array_equal(*(getattr(row, name) for row in points))
+    used = np.log(1.2e-3)
+    near, diverged = (bound_rates(row, np.array(1e-6), used, 2).regret_high for row in points)
+    assert near == diverged < 0.05
+    steep = {**below, 2e-3: {1000: 1.5 + STEEPNESS * 0.05 * math.log(2 / 1.2) ** 2}}
+    assert rate_points(steep).losses.size == rate_points({**below, 2e-3: {1000: 1.51}}).losses.size
+
+
+@given(st.floats(-0.5, 0.5), st.sampled_from([1 / STEEPNESS, 1.0, STEEPNESS]), st.data())
+def test_no_curve_of_the_class_has_a_cliff(place, ratio, data):
+    step = data.draw(st.sampled_from([2**0.25, 2**0.5, 2.0]))
+    rates = [1e-3 * step**index for index in range(-4, 5)]
+    curve = bowl(rates, 1e-3 * step**place, ratio=ratio)
+    steps = data.draw(st.sets(st.integers(0, 8), min_size=0, max_size=2))
+    kept = {rate: curve[rate] for index, rate in enumerate(rates) if index not in steps}
+    points = rate_points(kept)
+    best = min(kept, key=lambda rate: kept[rate][1000])
+    assert points.log_rates[-1] > math.log(best)
 
 
 def test_a_tie_goes_to_the_lower_rate_and_equal_fits_to_the_parabola():
     flat = {1e-3: {1000: 1.0}, 2e-3: {1000: 1.0}, 4e-3: {1000: 1.0}}
     assert math.exp(best_log_rates(rate_points(flat))) == pytest.approx(1e-3)
-    assert math.exp(rates_to_use(rate_points(flat))) == pytest.approx(1e-3)
+    assert math.exp(rates_to_use(rate_points(flat), pools_noise=False)) == pytest.approx(1e-3)
     three = bowl([5e-4, 1e-3, 2e-3], 1.1e-3)
     bounds = bounds_of(three)
     assert bounds.ratio == 1 and math.exp(bounds.optimum) == pytest.approx(1.1e-3, rel=1e-3)
@@ -151,7 +175,7 @@ def test_the_best_rate_is_not_known_where_noise_alone_may_explain_the_losses():
 @pytest.mark.parametrize("ratio", [1 / STEEPNESS, 1.0, STEEPNESS])
 def test_the_rate_to_use_gives_up_less_in_the_worst_case_than_the_best_one(ratio):
     points = rate_points(bowl(GRID, 1.3e-3, ratio=ratio))
-    safe = float(rates_to_use(points))
+    safe = float(rates_to_use(points, pools_noise=False))
     best = float(best_log_rates(points))
     of_safe = bound_rates(points, np.array(1e-6), np.array(safe), 2)
     of_best = bound_rates(points, np.array(1e-6), np.array(best), 2)
@@ -270,3 +294,27 @@ def test_the_interval_holds_the_best_rate_on_grids_of_any_density(ratio, sigma, 
     is_known = np.isfinite(bounds.optimum_low)
     assert is_outside.sum() <= 0.02 * is_known.sum()
     assert is_known.mean() > 0.8
+
+
+def test_the_rate_to_use_allows_for_the_noise_that_other_batch_sizes_show():
+    few = rate_points(
+        {rate: {1000: loss} for rate, loss in zip(GRID[1:4], (2.1, 2.0, 2.05), strict=True)}
+    )
+    rng = np.random.default_rng(5)
+    rates = [1e-3 * 2 ** (step / 2) for step in range(-3, 4)]
+
+    def used(noise, pools_noise=True):
+        losses = [2 + 0.2 * math.log(rate / 1e-3) ** 2 for rate in rates]
+        noisy = np.asarray(losses) + noise * rng.normal(size=len(rates))
+        other = rate_points(
+            {r: {1000: loss} for r, loss in zip(rates, noisy.tolist(), strict=True)}
+        )
+        return float(rates_to_use(stack_points([few, other]), pools_noise)[0])
+
+    parabola = float(best_log_rates(few))
+    alone = float(rates_to_use(few, pools_noise=False))
+    assert used(0.02, pools_noise=False) == alone
+    assert used(1e-6) == pytest.approx(alone, abs=0.02)
+    assert abs(used(0.02) - math.log(1e-3)) < 0.35
+    assert used(0.02) != pytest.approx(used(1e-6), abs=1e-4)
+    assert math.log(5e-4) < parabola < math.log(2e-3)

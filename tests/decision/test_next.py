@@ -101,8 +101,9 @@ def test_looks_follow_each_other_up_to_the_most_seeds(seeds, most, expected):
 def next_of(losses, tolerance, points=None, most=20, tuning=1):
     k, seeds = losses.shape
     decision = decide(losses, points, np.zeros(k), LOOKS)
+    counts = np.full(k, seeds), np.full(k, tuning)
     return next_trainings(
-        decision, np.full(k, seeds), np.full(k, tuning), np.zeros(k, bool), tolerance, most
+        decision, *counts, np.zeros(k, bool), tolerance, most, question="order", pursues="tokens"
     )
 
 
@@ -133,12 +134,39 @@ def test_an_uncertain_rate_gets_tuning_seeds_once_they_may_decide_and_before_mor
         decision = decide(finals[:, :seeds], points, np.log([1e-3] * 2), LOOKS)
         assert (decision.rates.regret_high - decision.rates.regret_low > 0.005).all()
         counts = np.full(2, seeds), np.full(2, tuning_seeds)
-        more, tuning, _ = next_trainings(decision, *counts, np.zeros(2, bool), 0.01, 20)
+        more, tuning, _ = next_trainings(
+            decision, *counts, np.zeros(2, bool), 0.01, 20, question="order", pursues="tokens"
+        )
         return list(more), list(tuning)
 
     assert following(seeds=3, tuning_seeds=1) == ([5, 5], [1, 1])  # noise alone keeps it open
     assert following(seeds=5, tuning_seeds=1) == ([5, 5], [2, 2])
     assert following(seeds=5, tuning_seeds=4) == ([8, 8], [4, 4])
+
+
+def test_seeds_follow_where_only_they_and_tuning_together_may_decide():
+    logs = np.tile(np.log([5e-4, 1e-3, 2e-3]), (3, 1))
+    losses = 1.0 + np.array([[0.05], [0.05], [1.6]]) * np.square(logs - logs[:, 1:2])
+    points = RatePoints(logs, losses, logs[:, [0, 2]], np.ones(3), np.zeros(3))
+    noise = np.array([[2, -2, 0, 1, -1], [-2, 0, 2, 1, -1], [0, 2, -2, -1, 1]])
+    finals = np.array([[0.0], [0.0], [0.005]]) + 0.0025 * noise
+    decision = decide(finals, points, logs[:, 1], LOOKS)
+
+    def may_be_within(**known):
+        return bool((decision.reach(**known)[1] <= 0.01)[0])
+
+    def seeds_after(tuning_seeds):
+        counts = np.full(3, 5), np.full(3, tuning_seeds)
+        more, tuning, _ = next_trainings(
+            decision, *counts, np.zeros(3, bool), 0.01, 20, question="which", pursues="tokens"
+        )
+        assert list(tuning) == [tuning_seeds] * 3
+        return list(more)
+
+    assert not may_be_within(of_seeds=True, of_rates=False)
+    assert not may_be_within(of_seeds=False, of_rates=True)
+    assert may_be_within(of_seeds=True, of_rates=True)
+    assert seeds_after(tuning_seeds=1) == [8, 8, 8]
 
 
 def test_rates_that_are_exact_gain_at_most_what_their_bounds_allow():
@@ -148,16 +176,16 @@ def test_rates_that_are_exact_gain_at_most_what_their_bounds_allow():
     points = RatePoints(logs, losses, logs[:, [0, 2]], np.ones(3), np.zeros(3))
     finals = np.array([[0.0], [0.01], [0.02]]) + 0.003 * rng.normal(size=(3, 5))
     decision = decide(finals, points, logs[:, 1], LOOKS)
-    low, high = decision.reach_of_rates()
+    low, high = decision.reach(of_seeds=False, of_rates=True)
     assert (low >= decision.gap_low).all() and (high <= decision.gap_high).all()
     exact = replace(
         decision.rates, regret_low=decision.rates.regret, regret_high=decision.rates.regret
     )
     known = replace(decision, rates=exact)
     assert (low >= known.gap_low).all() and (high <= known.gap_high).all()
-    np.testing.assert_array_equal(known.reach_of_rates(), known.gaps)
+    np.testing.assert_array_equal(known.reach(of_seeds=False, of_rates=True), known.gaps)
     untuned = replace(decision, rates=None)
-    np.testing.assert_array_equal(untuned.reach_of_rates(), untuned.gaps)
+    np.testing.assert_array_equal(untuned.reach(of_seeds=False, of_rates=True), untuned.gaps)
 
 
 def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():

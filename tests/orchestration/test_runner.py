@@ -11,6 +11,7 @@ from sweep.api import run_sweep
 from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.errors import FolderInUse, SweepError
+from sweep.orchestration import runner
 from sweep.orchestration.executors.local import attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.request import Request
@@ -245,13 +246,46 @@ def test_reads_and_writes_grow_no_faster_than_the_number_of_trials(tmp_path, mon
         assert many[name] <= 4 * few[name] + 32, (name, few, many)
 
 
-def test_each_visible_gpu_is_a_slot(monkeypatch):
+def test_each_visible_gpu_is_a_slot_for_each_of_the_trials_that_share_it(monkeypatch):
+    def slots_of(**execution):
+        slots = attempt_slots(Execution(device="cuda", **execution))
+        return [slot["CUDA_VISIBLE_DEVICES"] for slot in slots]
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda")] == ["2", "5"]
-    assert attempt_slots("cuda:1") == attempt_slots("cpu") == [{}]
+    assert slots_of() == ["2", "5"]
+    assert slots_of(at_once=2) == ["2", "5", "2", "5"]
+    assert attempt_slots(Execution(device="cuda:1")) == attempt_slots(ON_CPU) == [{}]
+    assert attempt_slots(Execution(device="cpu", at_once=3)) == [{}, {}, {}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
-    pairs = [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda", 2)]
-    assert pairs == ["0,1", "2,3"]
+    assert slots_of(devices=2) == ["0,1", "2,3"]
+
+
+class Released(InlineExecutor):
+    """Counts how often its processes were released."""
+
+    def __init__(self):
+        super().__init__()
+        self.releases = 0
+
+    def release(self):
+        self.releases += 1
+
+
+@pytest.mark.parametrize("measures", [False, True])
+def test_processes_are_released_only_for_a_measurement(tmp_path, monkeypatch, measures):
+    looks = []
+
+    def look(plan, folder, is_stopping, silence):
+        looks.append(plan)
+        if measures:
+            with silence():
+                pass
+
+    monkeypatch.setattr(runner, "time_ended_sweep", look)
+    executor = Released()
+    run_in(tmp_path / "sweep", executor, batches="4,8", budget="64", seeds=2)
+    assert len(looks) == 1
+    assert executor.releases == measures
 
 
 def test_a_config_that_is_not_as_planned_is_written_again(tmp_path):

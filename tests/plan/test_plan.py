@@ -13,7 +13,7 @@ from sweep.decision.proposal import answering_command, propose_answer
 from sweep.errors import SweepError
 from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.growth import grow_plan
-from sweep.plan.policies import Tuned
+from sweep.plan.policies import Tuned, parse_policy
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import trial_id
 from sweep.version import FORMAT_VERSION
@@ -84,15 +84,64 @@ def test_seeds_default_to_one_at_a_fixed_rate_and_three_otherwise(other, count):
     assert {row.seed for row in make(**other).trials} == set(range(count))
 
 
-def test_tuned_lists_five_rates_and_final_trials_without_id():
+def test_tuned_lists_five_rates_then_three_to_predict_and_final_trials_without_id():
     plan = make(lr="tuned")
     tuning = [row for row in plan.trials if row.stage == "tune"]
     finals = [row for row in plan.trials if row.stage == "final"]
-    assert len(tuning) == 2 * 5 and {row.seed for row in tuning} == {1000}
-    assert all(row.id for row in tuning)
+    assert {row.seed for row in tuning} == {1000}
+    first = [row for row in tuning if row.batch_size == 4]
+    centre = first[0].learning_rate
+    assert [row.learning_rate / centre for row in first] == [1, 0.5, 2, 0.25, 4]
+    assert all(row.id for row in first)
+    predicted = [(row.id, row.learning_rate) for row in tuning if row.batch_size == 8]
+    assert predicted == [(None, None)] * 3
     assert [(row.id, row.learning_rate) for row in finals] == [(None, None)] * 6
-    centre = tuning[0].learning_rate
-    assert [row.learning_rate / centre for row in tuning[:5]] == [1, 0.5, 2, 0.25, 4]
+
+
+def test_by_a_rule_each_batch_size_begins_with_five_rates():
+    plan = make(lr="tuned", centre="rule")
+    tuning = [row for row in plan.trials if row.stage == "tune"]
+    assert len(tuning) == 2 * 5 and all(row.id for row in tuning)
+    together = make(lr="tuned", tune="lr,beta2")
+    assert all(row.id for row in together.trials if row.stage == "tune")
+
+
+def test_a_search_that_has_begun_is_not_planned_again():
+    plan = make(lr="tuned")
+    first = tuple(row for row in plan.trials if row.batch_size == 4 and row.id)
+    predicted = next(row for row in plan.trials if row.batch_size == 8 and row.stage == "tune")
+    begun = plan.model_copy(update={"trials": (*first, plan.with_rate(predicted, 1e-3))})
+    again = make(old=begun, lr="tuned")
+    assert not [row for row in again.trials if row.stage == "tune" and row not in first]
+    assert len([row for row in again.trials if row.stage == "final"]) == 6
+
+
+def test_the_first_rates_are_centred_on_the_rate_of_the_experiment_s_own_file():
+    def centre(**settings):
+        return make(lr="tuned", **settings).trials[0].learning_rate
+
+    usual = parse_policy("tuned").rate_at(4)
+    assert centre() == pytest.approx(5e-3)
+    assert centre(tune_centre="0.1") == pytest.approx(0.1)
+    assert centre(model="small") == pytest.approx(usual)  # the rate is that of another model
+    assert centre(optimizers="sgd") == pytest.approx(300 * 5e-3)
+    settings = {"lr": "tuned", "precision": "fp32"}
+    reference = build_plan(load_experiment("tinystories", settings), CPU, data=DATA)
+    assert reference.trials[0].learning_rate == pytest.approx(parse_policy("tuned").rate_at(1))
+
+
+def test_a_folder_keeps_the_rate_that_its_searches_began_with_and_may_centre_the_next_otherwise():
+    old = make(lr="tuned", tuning={"own_rate": {"lr": "0.02"}})
+    new = make(lr="tuned", batches="4,8,16", centre="rule", old=old)
+    first = [
+        row.learning_rate for row in new.trials if row.batch_size == 16 and row.stage == "tune"
+    ]
+    assert first[0] == pytest.approx(0.02) and None not in first
+    grown = grow_plan(old, new)
+    assert grown.settings.tuning.own_rate == old.settings.tuning.own_rate
+    assert grown.settings.tuning.centred_by == "rule"
+    with pytest.raises(SweepError, match=r"tuning\.prune"):
+        grow_plan(old, make(lr="tuned", tuning={"prune": False}, old=old))
 
 
 @pytest.mark.parametrize("batches", ["4,8,12", "512"])

@@ -1,15 +1,26 @@
 """The predicate for out of memory, the machine's properties, and the kernel's memory limits."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from sweep.config.execution import Execution
 from sweep.errors import SweepError
-from sweep.memory.limit import memory_limit, refuse_memory_limit, usable_memory
-from sweep.training.device import is_out_of_memory, peak_flops, resolve_device, total_memory
-from sweep.training.process import available_in_cgroups, oom_kills
+from sweep.memory.limit import refuse_memory_limit, usable_memory
+from sweep.training import device
+from sweep.training.device import (
+    is_out_of_memory,
+    memory_limit,
+    peak_flops,
+    resolve_device,
+    total_memory,
+)
+from sweep.training.process import available_in_cgroups, oom_kills, run_job
 
 GIB = 2**30
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset a peak")
 CAUSED = ValueError("the step failed")
 CAUSED.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
 
@@ -117,3 +128,22 @@ def test_a_limit_above_the_memory_of_a_gpu_is_refused():
     refuse_memory_limit(Execution(device="cuda", device_memory_bytes=total))
     with pytest.raises(SweepError, match="device-memory must be at most"):
         refuse_memory_limit(Execution(device="cuda", device_memory_bytes=total + 1))
+
+
+def peaks_of_two_trials(can_reset):
+    """Return the peaks of two trials of this process, on a machine that can reset it or not."""
+    if not can_reset:
+        device.CLEAR_REFS = Path("/nowhere/clear_refs")
+    cpu = torch.device("cpu")
+    peaks = []
+    for _ in range(2):
+        device.start_peak_memory(cpu)
+        peaks.append(device.peak_memory_bytes(cpu))
+    return peaks
+
+
+@pytest.mark.parametrize("can_reset", [False, pytest.param(True, marks=ON_LINUX)])
+def test_a_peak_that_may_be_of_an_earlier_trial_is_not_reported(can_reset):
+    first, second = run_job(peaks_of_two_trials, can_reset)
+    assert first > 0
+    assert (second > 0) is can_reset

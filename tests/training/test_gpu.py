@@ -32,6 +32,7 @@ from tests.plans import build_plan
 
 ROOT = Path(__file__).parents[2]
 BATCH, STEPS = 4, 80
+NO_GRAPHS = "steps are not CUDA graphs"
 CURVES = ("step", "train/loss", "train/lr", "train/grad_norm")
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -84,10 +85,21 @@ def assert_same_training(trial, whole):
     "device",
     [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
 )
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_a_forked_attempt_that_is_killed_resumes_from_its_checkpoint(tmp_path, device, compile):
-    config = trial_config(device, compile, checkpoint_seconds=0.0)
-    whole, killed = (prepared(tmp_path / name, config) for name in ("whole", "killed"))
+@pytest.mark.parametrize(
+    ("compile", "graph_bound"),
+    [
+        (False, 0),
+        pytest.param(True, 0, marks=pytest.mark.gpu),
+        pytest.param(False, BATCH, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_forked_attempt_that_is_killed_resumes_from_its_checkpoint(
+    tmp_path, device, compile, graph_bound
+):
+    plain = trial_config(device, compile, checkpoint_seconds=0.0)
+    graphed = trial_config(device, compile, checkpoint_seconds=0.0, graph_bound=graph_bound)
+    whole = prepared(tmp_path / "whole", plain)
+    killed = prepared(tmp_path / "killed", graphed)
     process = start_worker(whole)
     output, _ = process.communicate()
     assert process.returncode == 0, output + whole.log_path.read_text()
@@ -102,6 +114,7 @@ def test_a_forked_attempt_that_is_killed_resumes_from_its_checkpoint(tmp_path, d
     assert "continues from step" in killed.log_path.read_text()
     result = killed.read_result()
     assert result.attempts == 2 and result.execution["compile"] is compile
+    assert NO_GRAPHS not in killed.log_path.read_text()
     assert_same_training(killed, whole)
 
 
@@ -122,9 +135,11 @@ def test_a_trial_on_a_gpu_continues_from_its_checkpoints_in_one_process(tmp_path
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("graph_bound", [0, BATCH])
 @pytest.mark.parametrize("compile", [False, True])
-def test_between_log_points_no_step_waits_for_a_gpu(compile):
-    config, device = trial_config("cuda", compile), torch.device("cuda")
+def test_between_log_points_no_step_waits_for_a_gpu(compile, graph_bound):
+    config = trial_config("cuda", compile, graph_bound=graph_bound)
+    device = torch.device("cuda")
     step = TrainingStep(config, device)
     steps = Steps(config, step, Progress())
     for t in range(1, 10):
@@ -135,6 +150,50 @@ def test_between_log_points_no_step_waits_for_a_gpu(compile):
             steps.take(t)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def losses_of(step, batches):
+    return [step(batch, 1e-3 / t).item() for t, batch in enumerate(batches, 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("average", [0.0, 0.1])
+@pytest.mark.parametrize("compile", [False, True])
+def test_graphed_steps_have_the_losses_of_others(compile, average, capsys):
+    results = []
+    for graph_bound in (0, BATCH):
+        config = trial_config("cuda", compile, graph_bound=graph_bound)
+        schedule = config.science.schedule.model_copy(update={"average": average})
+        science = config.science.model_copy(update={"schedule": schedule})
+        step = TrainingStep(config.model_copy(update={"science": science}), torch.device("cuda"))
+        batches = [step.workload.build_batch(BATCH * t, BATCH) for t in range(STEPS)]
+        losses = losses_of(step, batches)
+        measured = step.workload.meter.state()  # sums over all steps
+        losses.append(step.evaluate(batches[0]).item())  # of averaged weights, if there are any
+        results.append((losses, [total for total, _ in measured.values()]))
+    assert [*step.graphs] == [BATCH] and NO_GRAPHS not in capsys.readouterr().out
+    for values, expected in zip(*results, strict=True):
+        assert values == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_captured_continues_without_a_graph(capsys):
+    results = []
+    for graph_bound in (0, BATCH):
+        device = torch.device("cuda")
+        step = TrainingStep(trial_config("cuda", graph_bound=graph_bound), device)
+        backward = step.parallel.backward
+
+        def read_loss(loss, backward=backward):
+            backward(loss)
+            loss.item()  # waits for the device
+
+        step.parallel.backward = read_loss
+        batches = [step.workload.build_batch(BATCH * t, BATCH) for t in range(20)]
+        results.append(losses_of(step, batches))
+        assert torch.cuda.get_rng_state(device).numel() and torch.rand(1, device=device) >= 0
+    assert capsys.readouterr().out.count(NO_GRAPHS) == 1
+    assert results[0] == pytest.approx(results[1], rel=1e-3)
 
 
 def use_and_allocate(name, should_stop):

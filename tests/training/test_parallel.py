@@ -240,7 +240,7 @@ def averaged(values, width):
     average = WeightAverage([weight], width)
     for value in values:
         weight.data.fill_(value)
-        average.update()
+        average.update(average.count_step())
     return weight, average
 
 
@@ -268,9 +268,9 @@ def test_bfloat16_weights_are_averaged_in_float32():
     weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     average = WeightAverage([weight], 0.05)
     for _ in range(1000):
-        average.update()
+        average.update(average.count_step())
     weight.data.fill_(1.0078125)  # the next number
-    average.update()
+    average.update(average.count_step())
     assert average.values[0].dtype == torch.float32
     assert 1 < average.values[0][0].item() < 1.0078125
     with average.in_place():

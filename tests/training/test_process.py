@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sweep.errors import SweepError, WorkerDied
-from sweep.training.process import FreshProcess, run_job, worker_environment
+from sweep.training.process import FreshProcess, Worker, run_job, worker_environment
 from sweep.trial.files import cache_dir
 
 HERE = Path(__file__).parent
@@ -81,6 +81,31 @@ def test_results_deaths_and_exceptions_come_back():
     assert died.value.exit_code == -signal.SIGKILL
     with pytest.raises(WorkerDied, match="ValueError: no such number"):
         FreshProcess(fail).result()
+
+
+def test_a_worker_calls_one_function_after_the_other_and_ends_when_it_is_told_to():
+    worker = Worker()
+    for number in (1, 2):
+        worker.submit(double, number)
+        assert worker.result() == 2 * number
+    worker.submit(wait_for_a_word)
+    worker.stop()
+    assert worker.result() == "stopped"
+    assert psutil.pid_exists(worker.pid)
+    worker.end()
+    assert not psutil.pid_exists(worker.pid)
+
+
+@pytest.mark.parametrize("function", [die, fail])
+def test_a_worker_that_died_or_raised_has_ended(function):
+    worker = Worker()
+    worker.submit(double, 1)
+    assert worker.result() == 2
+    worker.submit(function)
+    with pytest.raises(WorkerDied):
+        worker.result()
+    assert not psutil.pid_exists(worker.pid)
+    worker.end()
 
 
 def test_environment_and_folder_are_those_of_the_request(tmp_path, monkeypatch):

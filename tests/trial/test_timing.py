@@ -47,12 +47,21 @@ def test_it_covers_arms_with_the_same_microbatch_and_may_have_more():
         ({"device": "cuda"}, False),
         ({"compile": True}, False),
         ({"loss_chunk_rows": 256}, False),
+        ({"graph_bound": 4}, False),
     ],
 )
 def test_it_is_of_an_execution_that_takes_the_same_time(changes, is_alike):
     timing = timing_of({EIGHT: [0.1]}, execution=ON_CPU)
     other = ON_CPU.model_copy(update=changes)
     assert timing.is_of(other.model_dump(mode="json")) == is_alike
+
+
+def test_a_setting_that_an_older_version_lacks_had_its_default():
+    timing = timing_of({EIGHT: [0.1]}, execution=ON_CPU)
+    older = timing.model_copy(update={"execution": dict(timing.execution)})
+    del older.execution["graph_bound"]
+    assert older.is_of(ON_CPU.model_dump(mode="json"))
+    assert not older.is_of(ON_CPU.model_copy(update={"graph_bound": 4}).model_dump(mode="json"))
 
 
 def test_gpus_of_one_machine_count_as_the_same_device():

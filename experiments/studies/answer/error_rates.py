@@ -28,13 +28,19 @@ from sweep.decision.curves import (
     stack_points,
 )
 from sweep.decision.decision import LOOKS, Counts, Decision, decide
+from sweep.decision.first_rates import FirstRates, Values, first_rates
 from sweep.decision.next import TUNING_SEEDS, next_trainings
+from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
-from sweep.plan.rate_search import FINEST, GRID, RateTrial, next_rates
+from sweep.plan.rate_search import RateTrial, next_rates
 
 TOLERANCE = 0.01
 CHUNK = 500  # sweeps that are decided at once
 MOST_SEEDS = 20
+SIZE_RATIO = 4  # of neighbouring batch sizes
+SLOPES = (0.1, 0.6)  # of the best log rates over those of the batch sizes
+USUAL_SLOPE = 0.3  # of the rule for the second batch size
+OFF_LINE = 0.2  # standard deviation of best log rates about their line
 Search = list[dict[float, dict[int, float]]]  # losses by batch size, rate and tuning seed
 EQUAL = (0.0,) * 5
 SPREAD = (0.0, 0.004, 0.02, 0.06, 0.15)  # a typical sweep
@@ -54,8 +60,9 @@ class Case:
     violation: str = ""  # t3, lognormal, drift, interaction, flat, cusp, corner or cliff
     shift: float = 0.0  # standard deviation of a seed's best log rate
     missing: int = 0  # final trials without a result, of different batch sizes
-    finest: float = FINEST  # ratio of neighbouring rates at which the search ends
+    finest: float | None = None  # ratio of neighbouring rates at which the search ends
     uses_best_tried: bool = False  # final trials at the best rate tried, as in tables of others
+    question: Question = "order"
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
 
     def describe(self) -> str:
@@ -113,55 +120,66 @@ class Result:
 
 
 def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
-    """Search the rates of one sweep, until all batch sizes have as many trials.
+    """Search the rates of one sweep, in the order of the batch sizes.
 
-    `shifts` are those of the best log rate of the first tuning seed, (k,).
+    Their best rates lie near a line in logarithms, with a standard deviation of OFF_LINE. Rates are
+    those over the best one, so that a batch size sees the others' from where it lies on the line.
+
+    Args:
+        case: the kind of sweep.
+        shifts: those of the best log rate of the first tuning seed, (k,).
+        rng: draws the losses.
     """
     k = len(case.best)
+    log_sizes = np.log(SIZE_RATIO) * np.arange(k)
+    line = rng.uniform(*SLOPES) * log_sizes
+    best_rates = np.exp(line + OFF_LINE * rng.standard_normal(k))
+    centre = float(best_rates[0] * np.exp(rng.uniform(-0.35, 0.35)))
+    searches: Search = []
+    earlier: dict[int, Values] = {}
+    for index, best_rate in enumerate(best_rates):
+        size = SIZE_RATIO**index
 
-    def losses_of(index: int, rates: Sequence[float]) -> list[float]:
-        log_rates = np.log(np.broadcast_to(rates, (k, len(rates))))
-        losses = case.expected(log_rates - shifts[:, None]) + case.draw(log_rates.shape, rng)
-        return losses[index].tolist()  # type: ignore[no-any-return]
+        def first_of(own: Values, size: int = size) -> FirstRates:
+            first = first_rates(
+                size, own, earlier, TOLERANCE, centre, rule=lambda size: size**USUAL_SLOPE
+            )
+            return first if case.finest is None else replace(first, finest=case.finest)
 
-    centres = np.exp(rng.uniform(-0.35, 0.35, k))
-    tried = search_together(centres.tolist(), losses_of, case.finest)
-    return [_losses_by_rate(trials) for trials in tried]
+        def losses_of(
+            rates: Sequence[float], index: int = index, best_rate: float = best_rate
+        ) -> list[float]:
+            log_rates = np.log(np.broadcast_to(rates, (k, len(rates)))) - math.log(best_rate)
+            losses = case.expected(log_rates - shifts[:, None]) + case.draw(log_rates.shape, rng)
+            return losses[index].tolist()  # type: ignore[no-any-return]
+
+        trials = search_rates(first_of, losses_of)
+        earlier[size] = _values_of(trials)
+        over_best = {rate / best_rate: loss for rate, loss in earlier[size].items()}
+        searches.append({rate: {TUNING_SEED: loss} for rate, loss in over_best.items()})
+    return searches
 
 
-def search_together(
-    centres: Sequence[float],
-    losses_of: Callable[[int, Sequence[float]], Sequence[float]],
-    finest: float = FINEST,
-) -> list[list[RateTrial]]:
-    """Search the rates of batch sizes around their centres, until all have as many trials.
+def search_rates(
+    first_of: Callable[[Values], FirstRates],
+    losses_of: Callable[[Sequence[float]], Sequence[float]],
+) -> list[RateTrial]:
+    """Search the rates of one batch size.
 
-    `losses_of` returns the losses of one batch size, by its index, at some rates.
+    `first_of` returns its first rates from the values of its own trials, `losses_of` the losses at
+    some rates.
     """
-    tried: list[list[RateTrial]] = [[] for _ in centres]
-    trial_count = 0
-    is_settled = False
-    while not is_settled:
-        is_settled = True
-        for index, (trials, centre) in enumerate(zip(tried, centres, strict=True)):
-            grid = [centre * factor for factor in GRID]
-            rates = next_rates(trials, grid, finest, trial_count)
-            while rates:
-                trials += map(RateTrial, rates, losses_of(index, rates))
-                is_settled = False
-                rates = next_rates(trials, grid, finest, trial_count)
-        trial_count = max(map(len, tried))
-        if any(len(trials) < trial_count for trials in tried):
-            is_settled = False
-    return tried
+    trials: list[RateTrial] = []
+    while True:
+        first = first_of(_values_of(trials))
+        rates = next_rates(trials, first.rates, first.finest)
+        if not rates:
+            return trials
+        trials += map(RateTrial, rates, losses_of(rates))
 
 
-def _losses_by_rate(trials: Sequence[RateTrial]) -> dict[float, dict[int, float]]:
-    losses = {}
-    for trial in trials:
-        assert trial.loss is not None
-        losses[trial.rate] = {TUNING_SEED: trial.loss}
-    return losses
+def _values_of(trials: Sequence[RateTrial]) -> dict[float, float]:
+    return {trial.rate: trial.loss for trial in trials if trial.loss is not None}
 
 
 def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:
@@ -178,7 +196,7 @@ def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
     tuning_shifts = case.shift * rng.standard_normal((sweeps, k, TUNING_SEEDS))
     searches = [tune(case, shifts[:, 0], rng) for shifts in tuning_shifts]
     points = stack_points([_points_of(search) for search in searches])
-    used = rates_to_use(points)
+    used = rates_to_use(points, pools_noise=True)
     if case.uses_best_tried:
         best = np.nanargmin(points.losses, -1)[..., None]
         used = np.take_along_axis(points.log_rates, best, -1)[..., 0]
@@ -232,7 +250,14 @@ def decide_in_looks(
 
         is_refinable = np.vectorize(len, [int])(between) > 0
         more_seeds, more, needs_rates = next_trainings(
-            decision, seeds, tuning_seeds, is_refinable, TOLERANCE, MOST_SEEDS
+            decision=decision,
+            seeds=seeds,
+            tuning_seeds=tuning_seeds,
+            is_refinable=is_refinable,
+            tolerance=TOLERANCE,
+            most_seeds=MOST_SEEDS,
+            question=case.question,
+            pursues="tokens",
         )
         is_new = (more > tuning_seeds) | needs_rates
         if (more_seeds == seeds).all() and not is_new.any():
@@ -299,6 +324,10 @@ def cases() -> Iterator[tuple[str, Case]]:
 
     for sigma, seeds in itertools.product((0.002, 0.006), (3, 5, 8, 12, 20, 0)):
         yield "trainings", Case(seeds, best=SPREAD, sigma=sigma)
+
+    for best, sigma in itertools.product((EQUAL, SPREAD, EDGE), (0.003, 0.006)):
+        for shift in (0.0, 0.05):
+            yield "which", Case(0, best=best, sigma=sigma, shift=shift, question="which")
 
     for curvature, sigma, k in itertools.product((0.2, 0.8), (0.006, 0.002), (2, 3, 5)):
         case = Case(0, best=EQUAL[:k], curvature=curvature, sigma=sigma, is_continued=True)

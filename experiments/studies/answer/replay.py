@@ -1,11 +1,11 @@
 """What would a published sweep cost with the present code, and what would it answer?
 
-    python experiments/studies/answer/replay.py FOLDER [--draws 20]
+    python experiments/studies/answer/replay.py FOLDER [--answer order] [--draws 20]
 
 The code of real sweeps searches the rates, prunes and decides; the losses are those that the sweep
 recorded. A loss at a rate or a seed that was not recorded is that of the fitted curve, or of the
 batch size's mean and the seed's deviation, plus a residual drawn from the recorded ones. Seconds
-are the medians of the recorded trials of each batch size.
+are the medians of the recorded trials of each batch size, of which only the first compiles.
 """
 
 import argparse
@@ -17,14 +17,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.studies.answer.error_rates import search_together
+from experiments.studies.answer.error_rates import search_rates
 from sweep.analysis.results import Sweep, load_sweep
+from sweep.config.arms import Arm
 from sweep.decision.curves import rate_points, rates_between, rates_to_use, stack_points
 from sweep.decision.decision import LOOKS, Decision, decide
+from sweep.decision.first_rates import FirstRates, Values, first_rates_of
 from sweep.decision.next import next_trainings
+from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
-from sweep.plan.rate_search import GRID, RUNGS, RateTrial, neighbours, survivors
+from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, survivors
 from sweep.plan.target import PATIENCE
 from sweep.trial.status import State
 
@@ -55,8 +58,10 @@ class Recorded:
         self.objective = result.answer.compared
         self.tolerance = sweep.plan.settings.objective.margin
         policy = parse_policy(str(sweep.plan.tuned_policy))
+        self.plan = sweep.plan
+        self.policy = policy
         arms = {row.batch_size: row.arm for row in sweep.plan.known_trials}
-        self.centres = [sweep.plan.tuning_centre(policy, arms[size]) for size in self.sizes]
+        self.arms = [arms[size] for size in self.sizes]
 
         trials = sweep.trials
         is_own = (trials["policy"] == result.policy) & (trials["state"] == State.COMPLETE)
@@ -74,7 +79,9 @@ class Recorded:
         self.of_seeds = deviations.mean(axis=0)
         self.noise = deviations.sub(self.of_seeds, axis=1).stack().dropna().to_numpy()
 
-        seconds = own["seconds_total"].astype(float)
+        compiling = own["seconds_compile"].astype(float).fillna(0.0)
+        self.compiling = compiling.groupby(own["batch_size"]).median().reindex(self.sizes)
+        seconds = own["seconds_total"].astype(float) - compiling
         if self.objective.is_ratio:
             seconds = seconds / own["tokens_to_target"].astype(float)
         self.seconds = seconds.groupby(own["batch_size"]).median().reindex(self.sizes)
@@ -126,21 +133,28 @@ class Recorded:
 
 
 def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]]:
-    """Search the rates of all batch sizes, until all have as many trials."""
+    """Search the rates of all batch sizes, in the order of the plan."""
+    tried: list[list[RateTrial]] = []
+    values: dict[Arm, Values] = {}
+    for index, arm in enumerate(recorded.arms):
 
-    def losses_of(index: int, rates: Sequence[float]) -> list[float]:
-        return [recorded.tuning_loss(index, rate, TUNING_SEED) for rate in rates]
+        def first_of(own: Values, arm: Arm = arm) -> FirstRates:
+            return first_rates_of(recorded.plan, recorded.policy, arm, {**values, arm: own})
 
-    tried = search_together(recorded.centres, losses_of)
-    for index, trials in enumerate(tried):
-        shares = _shares(recorded, trials)
+        def losses_of(rates: Sequence[float], index: int = index) -> list[float]:
+            return [recorded.tuning_loss(index, rate, TUNING_SEED) for rate in rates]
+
+        trials = search_rates(first_of, losses_of)
+        tried.append(trials)
+        values[arm] = {trial.rate: trial.loss for trial in trials if trial.loss is not None}
+        shares = _shares(recorded, trials, first_of(values[arm]).rates)
         for trial, share in zip(trials, shares, strict=True):
             assert trial.loss is not None
             cost.add("search", recorded.seconds_of(index, trial.loss), share)
     return [{t.rate: {TUNING_SEED: t.loss} for t in trials if t.loss} for trials in tried]
 
 
-def _shares(recorded: Recorded, trials: Sequence[RateTrial]) -> list[float]:
+def _shares(recorded: Recorded, trials: Sequence[RateTrial], grid: Sequence[float]) -> list[float]:
     """Return the share of each trial that runs before it is pruned.
 
     Trials of the grid are compared by their final losses, as if these showed at every rung.
@@ -150,7 +164,7 @@ def _shares(recorded: Recorded, trials: Sequence[RateTrial]) -> list[float]:
     if recorded.objective.is_ratio:  # pruned by their tokens
         return shares
     losses = {str(index): (t.rate, t.loss or 0.0) for index, t in enumerate(trials)}
-    raced = [str(index) for index in range(len(GRID))]
+    raced = [str(index) for index, trial in enumerate(trials) if is_in(trial.rate, grid)]
     for rung in RUNGS:
         kept = survivors({name: losses[name] for name in raced})
         for name in raced:
@@ -160,12 +174,16 @@ def _shares(recorded: Recorded, trials: Sequence[RateTrial]) -> list[float]:
     return shares
 
 
-def replay(recorded: Recorded, most_seeds: int) -> tuple[Cost, Decision, list[str]]:
-    """Return the cost, the last decision and the verdicts at every look."""
+def replay(
+    recorded: Recorded, most_seeds: int, question: Question
+) -> tuple[Cost, Decision, list[str]]:
+    """Return the cost, the last decision and the verdicts at every look; the losses count."""
     cost = Cost()
+    for seconds in recorded.compiling:
+        cost.seconds["compilation"] = cost.seconds.get("compilation", 0.0) + seconds
     searches = search(recorded, cost)
     points = [rate_points(losses) for losses in searches]
-    used = rates_to_use(stack_points(points))
+    used = rates_to_use(stack_points(points), pools_noise=True)
     losses = recorded.final_losses(used, most_seeds)
     seeds = np.full(len(used), LOOKS[0])
     tuning_seeds = np.ones(len(used), int)
@@ -182,7 +200,14 @@ def replay(recorded: Recorded, most_seeds: int) -> tuple[Cost, Decision, list[st
         looks.append(_verdicts(decision, recorded.tolerance))
         is_refinable = np.array([len(rates) > 0 for rates in between])
         more_seeds, more, needs_rates = next_trainings(
-            decision, seeds, tuning_seeds, is_refinable, recorded.tolerance, most_seeds
+            decision=decision,
+            seeds=seeds,
+            tuning_seeds=tuning_seeds,
+            is_refinable=is_refinable,
+            tolerance=recorded.tolerance,
+            most_seeds=most_seeds,
+            question=question,
+            pursues="tokens",
         )
         if (more_seeds == seeds).all() and (more == tuning_seeds).all() and not needs_rates.any():
             return cost, decision, looks
@@ -217,6 +242,7 @@ def _verdicts(decision: Decision, tolerance: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--answer", choices=("which", "order"), default="which")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--max-seeds", type=int, default=LOOKS[-1])
     arguments = parser.parse_args()
@@ -224,13 +250,14 @@ def main() -> None:
     hours = []
     for draw in range(arguments.draws):
         recorded = Recorded(sweep, np.random.default_rng(draw))
-        cost, _, looks = replay(recorded, arguments.max_seeds)
+        cost, decision, looks = replay(recorded, arguments.max_seeds, arguments.answer)
+        best = recorded.sizes[int(np.nanargmin(decision.best_estimate))]
         purposes = ", ".join(
             f"{name} {count:.0f} ({cost.seconds[name] / 3600:.2f} h)"
             for name, count in cost.trainings.items()
         )
         hours.append(sum(cost.seconds.values()) / 3600)
-        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}", flush=True)
+        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}; best {best}", flush=True)
     print(f"median {np.median(hours):.2f} h, {min(hours):.2f} to {max(hours):.2f}")
 
 

@@ -1,15 +1,13 @@
 """The table that checks of trials receive, from our trials.csv or from a published table."""
 
-import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sweep.analysis.cells import FOREIGN_NAMES, LOSSES, SETTINGS
-from sweep.analysis.tables import policy_labels
+from sweep.analysis.tables import policy_labels, without_shared_times
 from sweep.analysis.tuned_rates import TunedRate, tuned_rates
 from sweep.config.objective import LOSS, Objective
 from sweep.decision.trials import compared_value, parse_end
@@ -79,7 +77,7 @@ def rows_of_trials(trials: pd.DataFrame, objective: Objective = LOSS) -> pd.Data
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != State.COMPLETE
     rows["value"] = _compared_values(rows, objective)
-    rows["hours"] = rows["seconds_training"] / 3600
+    rows["hours"] = without_shared_times(trials)["seconds_training"] / 3600
 
     if objective.is_ratio:
         is_pruned = rows["state"] == State.PRUNED
@@ -181,12 +179,3 @@ def tokens_of_a_step(rows: pd.DataFrame) -> pd.Series:
 def _has_row_per_seed(rows: pd.DataFrame) -> bool:
     """Return True if a table has seeds instead of a number of seeds."""
     return bool(rows["seeds"].isna().all()) and bool((rows["seed"] != "").any())
-
-
-def read_execution(text: str | None) -> dict[str, Any] | None:
-    """Read the column execution; None if it is not a JSON object."""
-    try:
-        settings = json.loads(text or "{}")
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return settings if isinstance(settings, dict) else None

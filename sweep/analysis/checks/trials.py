@@ -12,11 +12,8 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.checks.registry import NotApplicable, Verdict, check
-from sweep.analysis.checks.table import (
-    TrialTable,
-    read_execution,
-    tokens_of_a_step,
-)
+from sweep.analysis.checks.table import TrialTable, tokens_of_a_step
+from sweep.analysis.tables import read_execution
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.errors import cut
 from sweep.plan.course import MOST_TOKEN_RATIO

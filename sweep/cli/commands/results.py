@@ -106,6 +106,13 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     help="What counts; by default time with a target or a budget of time, else tokens.",
 )
 @click.option(
+    "--answer",
+    "question",
+    envvar="SWEEP_ANSWER_ANSWER",
+    type=click.Choice(["which", "order"]),
+    help="What is decided: one batch size to use, or all of them; by default as in the folder.",
+)
+@click.option(
     "--price", type=float, help="Price of a device for one hour; adds the cost of each training."
 )
 @json_option
@@ -115,6 +122,7 @@ def answer(
     direction: str,
     tolerance: float | None,
     pursues: str,
+    question: str | None,
     price: float | None,
     json: bool,
 ) -> None:
@@ -127,7 +135,7 @@ def answer(
     from sweep.analysis.table_answer import answer_of
     from sweep.cli.show import print_next
 
-    result = answer_of(table, metric, direction, tolerance, pursues, price)
+    result = answer_of(table, metric, direction, tolerance, pursues, price, question)
     for note in result.notes:
         echo(note, err=True)
     if json:

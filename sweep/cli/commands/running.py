@@ -100,7 +100,8 @@ def run(
             print_plan(planned, folder, retried_causes, to_stderr=True, is_verbose=verbose)
         if not yes and not is_asked:
             to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
-            _confirm(total_seconds(to_run), "at least " if planned.adds_seeds else "")
+            seconds = total_seconds(to_run, planned.plan.execution)
+            _confirm(seconds, "at least " if planned.adds_seeds else "")
         from sweep.api import run_planned  # slow
 
         summary = run_planned(planned, folder, services, quiet, retried_causes)

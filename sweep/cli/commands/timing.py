@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 SECONDS = FiniteRange(86_400)
 THREADS = click.IntRange(1, 1024)
+THREADS_HELP = "CPU threads; by default those of a trial that runs alone."
 SECONDS_HELP = "Seconds for each batch size, unless its least steps take longer."
 
 
 @click.command("time", cls=SettingsCommand)
 @folder_argument
 @json_option
-@number_option("--threads", type=THREADS, help="CPU threads; by default those of the sweep.")
+@number_option("--threads", type=THREADS, help=THREADS_HELP)
 @click.option("--seconds", type=SECONDS, default=5.0, metavar="N", help=SECONDS_HELP)
 def time_steps(
     folder: "SweepFolder",

@@ -21,6 +21,9 @@ class Executor(ABC):
     settings: ClassVar[type[Settings]] = Settings
     is_elsewhere: ClassVar[bool] = True  # False: all attempts run on the command's machine
 
+    # True: a process runs one trial after the other, and compiles their steps once.
+    shares_processes: ClassVar[bool] = False
+
     slots: list[dict[str, str]]
     """The environment of each attempt that may run now; empty: the command has to stop."""
 
@@ -43,6 +46,9 @@ class Executor(ABC):
     @abstractmethod
     def stop(self, force: bool = False) -> None:
         """Ask all attempts to checkpoint and end; with `force` end them at once."""
+
+    def release(self) -> None:  # noqa: B027
+        """Free the memory of processes that wait for attempts."""
 
     @abstractmethod
     def close(self) -> None:

@@ -120,4 +120,9 @@ def build_executor(services: Services, execution: Execution, folder: SweepFolder
             f"device must be cuda, cpu or auto with the executor {chosen.name}, got "
             f"{execution.device!r}. Leave the number out."
         )
+    if chosen.is_elsewhere and execution.trials_at_once > 1:
+        raise SweepError(
+            f"at_once must be 1 with the executor {chosen.name}, but {folder.plan_path} has "
+            f"{execution.at_once}. Leave --executor out, or choose another --out."
+        )
     return chosen(services, execution, folder)

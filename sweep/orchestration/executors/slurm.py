@@ -27,8 +27,8 @@ from sweep.trial.lease import LeaseWatch, read_owner
 
 NOTICE = getattr(signal, "SIG" + os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2"))
 SBATCH_KEYS = ("partition", "account", "qos", "constraint")
-KEYS = (*SBATCH_KEYS, "time", "memory", "cores", "at_once", "cluster")
-DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
+KEYS = (*SBATCH_KEYS, "time", "memory", "cores", "jobs", "cluster")
+DEFAULTS = {"time": "4h", "jobs": "16", "cluster": "slurm"}
 MINUTES = {"m": 1, "h": 60, "d": 1440}
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
@@ -54,7 +54,7 @@ class JobRequest:
     """The value of `--slurm`."""
 
     cluster: str  # slurm or local, as submitit names them
-    at_once: int  # jobs in the queue at the same time
+    jobs: int  # in the queue at the same time
     parameters: dict[str, Any]  # as submitit names them
 
 
@@ -72,12 +72,12 @@ def parse_request(text: str | None) -> JobRequest:
     for key in SBATCH_KEYS:
         if key in words:
             parameters[f"slurm_{key}"] = words[key]
-    at_once = parse_count(words["at_once"], "slurm's at_once")
+    jobs = parse_count(words["jobs"], "slurm's jobs")
     if "memory" in words:
         parameters["mem_gb"] = parse_count(words["memory"], "slurm's memory") / 2**30
     if "cores" in words:
         parameters["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
-    return JobRequest(cluster, at_once, parameters)
+    return JobRequest(cluster, jobs, parameters)
 
 
 def _parse_minutes(text: str) -> int:
@@ -151,8 +151,8 @@ class SlurmExecutor(Executor):
         self._submitit.update_parameters(**parameters)
 
         self._folder = folder
-        self._threads = ThreadPoolExecutor(request.at_once, "slurm")
-        self.slots = [{}] * request.at_once
+        self._threads = ThreadPoolExecutor(request.jobs, "slurm")
+        self.slots = [{}] * request.jobs
         self._is_stopping = False
         self._is_killing = False
 
