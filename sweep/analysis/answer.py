@@ -27,6 +27,7 @@ from sweep.analysis.sentences import best_of, describe
 from sweep.analysis.sides import (
     AT_EQUAL_TIME,
     compare_times,
+    decision_about_times,
     find_dominated,
     find_fewest_steps,
     find_soonest,
@@ -198,14 +199,14 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
 def _is_decided(comparison: Comparison, question: Question, pursues: str, recommended: int) -> bool:
     """Return whether the question is answered, with the recommended batch size."""
     objective = comparison.objective
-    decision = comparison.decision
+    times = comparison.times
+    decision: Decision | None = comparison.decision
     if question == "which" and pursues == "time" and objective.is_ratio:
-        times = comparison.times
-        if times.unknown or not times.has_intervals:
-            return False
-        decision = comparison.decision_with_times.in_time(times.log_ratios)
+        decision = decision_about_times(comparison.decision_with_times, times)
+    if decision is None:
+        return False
     if question == "which":
-        index = comparison.times.sizes.index(recommended)
+        index = times.sizes.index(recommended)
         if not decision.is_within(objective.margin)[index]:
             return False
     return bool(is_answered(decision, question, pursues, objective.margin))

@@ -246,7 +246,7 @@ def losses_at(
     trial would have had the same loss. Trials without a curve are left out.
 
     Args:
-        sweep: of the trials.
+        sweep: the one that the trials belong to.
         trials: those of a StepsCurve.
         per_token: the amount per token of each trial; NaN leaves it out.
     """

@@ -184,7 +184,7 @@ def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
     if objective.is_ratio:
         tokens_to_target = finals["value"].map(objective.value)
         share = (tokens_to_target / trained).fillna(1.0)
-        share = share.where(np.isfinite(share), 1.0)  # of a trial that missed it
+        share = share.where(np.isfinite(share), 1.0)  # the trials that missed it
         for name in ("tokens_taken", "steps_taken", "seconds_training"):
             finals[name] *= share
     return finals

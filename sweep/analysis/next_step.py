@@ -296,13 +296,15 @@ class _Search:
 
     def _values_of_tuning(self) -> dict[Arm, dict[float, float]]:
         """Return the values of the trials of the searches, by arm and rate."""
-        by_id = {record.row.id: record.value for record in self.records}
+        by_id = {
+            record.row.id: math.nan if record.value is None else record.value
+            for record in self.records
+        }
         values: dict[Arm, dict[float, float]] = {}
         for arm in dict.fromkeys(record.row.arm for record in self.records):
             for row in self.plan.searched(self.lr, arm):
-                value = by_id.get(row.id)
-                rate = row.learning_rate or math.nan
-                values.setdefault(arm, {})[rate] = math.nan if value is None else value
+                if row.learning_rate is not None:
+                    values.setdefault(arm, {})[row.learning_rate] = by_id.get(row.id, math.nan)
         return values
 
     def _tune_again(self, sizes: Sequence[int], tuned: TunedResults) -> NextStep | None:

@@ -161,7 +161,7 @@ def load_sweep(
     """Read a sweep folder without starting or changing anything.
 
     Args:
-        path: of the folder.
+        path: the folder.
         pursues: what the answer is about: tokens, time or steps; by default what the sweep's
             newest command asked for.
         price: of a device for an hour; by default as in the newest command.

@@ -91,6 +91,16 @@ def find_dominated(decision: Decision, times: Times, objective: Objective) -> li
     return dominated
 
 
+def decision_about_times(decision: Decision, times: Times) -> Decision | None:
+    """Return the decision about times to a target; None unless all ratios have intervals.
+
+    `decision` is about the logarithms of tokens, as in `find_soonest`.
+    """
+    if times.unknown or not times.has_intervals:
+        return None
+    return decision.in_time(times.log_ratios)
+
+
 def find_soonest(
     decision: Decision,
     times: Times,
@@ -115,11 +125,13 @@ def find_soonest(
     to_target = compare_times(decision, times, objective)
     candidates = [size for size in compared if to_target.may_be_soonest[times.sizes.index(size)]]
     at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
-    is_within = np.zeros(len(times.sizes), bool)
-    if times.has_intervals and not times.unknown:
-        is_within = decision.in_time(times.log_ratios).is_within(objective.margin)
-    within = [size for size in candidates if is_within[times.sizes.index(size)]]
-    chosen = min(within or candidates, key=lambda size: at_best_rates[size].median)
+    about_times = decision_about_times(decision, times)
+    preferred = candidates
+    if about_times is not None:
+        is_within = about_times.is_within(objective.margin)
+        within = [size for size in candidates if is_within[times.sizes.index(size)]]
+        preferred = within if within else candidates
+    chosen = min(preferred, key=lambda size: at_best_rates[size].median)
     time = at_best_rates[chosen]
 
     details = [format_seconds(time.median)]

@@ -37,7 +37,7 @@ class Times:
 
     sizes: tuple[int, ...]
     seconds: Mapping[int, TimeEstimate]  # a training's; a batch size without times is missing
-    ratios: Mapping[tuple[int, int], TimeEstimate]  # of seconds per token, the first over the other
+    ratios: Mapping[tuple[int, int], TimeEstimate]  # seconds per token, the first over the other
     tokens: Mapping[int, float]  # that one training has; missing, or NaN, if they are not known
     device: str  # "" if it is not known
     is_elsewhere: bool  # whether the trials ran on another device, or with other settings

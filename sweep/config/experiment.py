@@ -65,7 +65,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     """Centre of the first rates, by default the experiment's own lr or one for tinystories."""
     centred_by: Annotated[Literal["fit", "rule"], RunFlag(Group.TUNING, "centre")] = "fit"
     """fit: try rates near those predicted by the batch sizes before. rule: search each alone."""
-    own_rate: OwnRate = OwnRate()  # of the experiment's file
+    own_rate: OwnRate = OwnRate()  # the rate that the experiment's file names
     # centres of single optimizers, by name
     centres: dict[OptimizerName, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens

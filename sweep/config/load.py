@@ -88,9 +88,9 @@ def _keep_own_rate(
     optimizer = file.get("optimizer", {})
     if not (isinstance(tuning, Mapping) and isinstance(optimizer, Mapping)):
         return  # refused later
-    names_rate = "name" in file and "lr" in file and "optimizers" not in file
-    is_chosen = "own_rate" in tuning or not flags.keys().isdisjoint(OF_OTHER_MODEL)
-    if names_rate and not is_chosen:
+    names_rate = "name" in file and "lr" in file and "own_rate" not in tuning
+    is_of_others = "optimizers" in file or not flags.keys().isdisjoint(OF_OTHER_MODEL)
+    if names_rate and not is_of_others:
         own_rate = {"lr": str(file["lr"]), "optimizer": optimizer.get("name", "adamw")}
         fields["tuning"] = {**tuning, "own_rate": own_rate}
 

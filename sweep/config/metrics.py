@@ -12,7 +12,7 @@ from sweep.errors import SweepError
 # Groups that the sweep writes: perf/ and memory/ into curves, final/ and system/ into MLflow.
 RESERVED = ("perf", "memory", "final", "system")
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)+")
-SECONDS = "perf/seconds"  # of a trial up to a line of its curve, over all attempts
+SECONDS = "perf/seconds"  # all attempts of a trial, up to a line of its curve
 MOST_CHARACTERS = 200  # MLflow's names of results are longer by a few characters
 MOST_NAMES = 1000  # metrics of one trial
 FINAL_VALID = "final_valid_"

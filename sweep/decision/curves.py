@@ -147,7 +147,7 @@ def _is_over_cliff(distance: Floats, rise: Floats) -> NDArray[np.bool_]:
 
     Args:
         distance: in log rates from the best one, ascending, (rates,).
-        rise: of the loss over that of the best one, (rates,).
+        rise: loss above that of the best one, (rates,).
     """
     is_below = distance < 0
     if is_below.sum() < 2:

@@ -20,7 +20,7 @@ from sweep.plan.rate_search import FINEST, GRID, PREDICTED, RateTrial, is_in, ne
 Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
 
 SCATTER = 0.2  # standard deviation of best log rates about their line
-SLOPE_DEVIATION = 0.25  # of the slope of the line about the slope of the rule
+SLOPE_DEVIATION = 0.25  # standard deviation of their slope about that of the rule
 FLAT = 1.0  # tolerances by which a curve rises over a factor of √2, below which it is flat
 STEEP = 5.0  # tolerances by which the rates next to the best are worse, above which it is steep
 SPACING_OF_FLAT = 2.0  # ratio of neighbouring rates

@@ -71,8 +71,8 @@ def next_trials(
     points = stack_points(near_best)
     has_rates = np.isfinite(points.losses).any()
     rates = [row.learning_rate if row.learning_rate else math.nan for row in templates]
-    compares_times = asks_for_soonest(experiment) and timing is not None
-    has_times = compares_times or experiment.time_budget_seconds is not None
+    steps = timing if asks_for_soonest(experiment) else None
+    has_times = steps is not None or experiment.time_budget_seconds is not None
     error = ERROR if has_times else ALPHA
     decision = decide(losses, points if has_rates else None, np.log(rates), LOOKS, error)
     if plan.has_unequal_amounts:
@@ -88,9 +88,10 @@ def next_trials(
     for start in range(0, len(arms), len(experiment.batches)):
         of_optimizer = slice(start, start + len(experiment.batches))
         of_sizes = decision.of(of_optimizer)
-        if timing is not None and compares_times:
-            ratios = log_ratios_of_steps(timing, arms[of_optimizer])
-            of_sizes = of_sizes if ratios is None else of_sizes.in_time(ratios)
+        if steps is not None:
+            ratios = log_ratios_of_steps(steps, arms[of_optimizer])
+            if ratios is not None:
+                of_sizes = of_sizes.in_time(ratios)
         trainings = next_trainings(
             decision=of_sizes,
             seeds=seeds[of_optimizer],
@@ -221,7 +222,7 @@ def _needed(
         decision: the present one.
         asked: those whose verdicts the question needs.
         reach: the ends of the gaps that such trainings could lead to at best.
-        tolerance: of the values that are compared.
+        tolerance: the difference of compared values that matters.
     """
     low, high = reach
     may_be_within = asked & (high <= tolerance)

@@ -26,7 +26,7 @@ def undecided_of(
         decision: about the side that is pursued, as far as its losses or times are known.
         question: which or order.
         pursues: tokens, time or steps.
-        tolerance: of the values that are compared.
+        tolerance: the difference of compared values that matters.
         may_be_within: those that further trainings could show to be within the tolerance, (..., k).
     """
     is_compared = np.isfinite(decision.mean)

@@ -89,7 +89,7 @@ def ratio_of_rounds(
 
     Args:
         times: of one batch size, one per round.
-        other_times: of the other one, in the same rounds.
+        other_times: those of the other one, in the same rounds.
         batch_sizes: number of those that were timed. The intervals of all pairs hold together.
     """
     log_ratios = np.log(np.asarray(times, dtype=float)) - np.log(np.asarray(other_times))

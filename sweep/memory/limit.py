@@ -10,7 +10,8 @@ from sweep.training.device import memory_limit, total_memory
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
 # Bytes of a process without its tensors, which count if several share the memory.
-PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 1 << 30}
+PROCESS_BYTES = 512 << 20
+GPU_PROCESS_BYTES = 1 << 30
 
 
 def usable_memory(execution: Execution) -> int:
@@ -24,7 +25,8 @@ def usable_memory(execution: Execution) -> int:
     elif execution.device_memory_bytes is not None:
         usable_bytes = int(usable_bytes / FORECAST_MARGIN)
     if execution.trials_at_once > 1:
-        usable_bytes -= PROCESS_BYTES.get(execution.device_type, 0)
+        is_cpu = execution.device_type == "cpu"
+        usable_bytes -= PROCESS_BYTES if is_cpu else GPU_PROCESS_BYTES
     return max(0, usable_bytes)
 
 

@@ -162,7 +162,7 @@ def find_due_timing(
 
     Args:
         plan: with all trials of the folder.
-        folder: of the sweep.
+        folder: the sweep's.
         repeats_short: whether to try again if there was no time for a round, because more trials
             have ended since.
     """
@@ -216,7 +216,7 @@ def time_ended_sweep(
 
     Args:
         plan: with all trials of the folder.
-        folder: of the sweep.
+        folder: the sweep's.
         is_stopping: whether the user asked to stop; then nothing is written.
         silence: encloses the measurement, to keep other work of this process from disturbing it.
     """

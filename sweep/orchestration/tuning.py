@@ -229,10 +229,13 @@ class Tuning:
 
     def _values_of_decided(self) -> dict[Arm, Values]:
         """Return the values of the searches of arms whose rates are decided."""
-        decided = {row.arm: None for row in self._rows() if row.arm not in self.open_finals}
+        plan = self.schedule.plan
+        tuned = dict.fromkeys(row.arm for row in plan.tuned_once(self.policy.name))
         values: dict[Arm, Values] = {}
-        for arm in decided:
-            rows = self.schedule.plan.searched(self.policy.name, arm)
+        for arm in tuned:
+            if arm in self.open_finals:
+                continue
+            rows = plan.searched(self.policy.name, arm)
             trials = [self._read_trial(row, ()) for row in rows]
             values[arm] = _values_of(trials)
         return values
@@ -246,18 +249,10 @@ class Tuning:
                     return True
         return False
 
-    def _rows(self) -> list[PlannedTrial]:
-        """Return the tuning trials of the policy with the first seed."""
-        return [
-            row
-            for row in self.schedule.plan.known_trials
-            if row.stage == "tune" and row.policy == self.policy.name and row.seed == TUNING_SEED
-        ]
-
     def _search(self, arm: Arm, values: Mapping[Arm, Values]) -> Study:
         """Return the search of an arm, given the values of those that were searched before."""
         plan = self.schedule.plan
-        rows = self.schedule.plan.searched(self.policy.name, arm)
+        rows = plan.searched(self.policy.name, arm)
         template = rows[0] if rows else self._awaited[arm]
 
         # With a target the schedule ends late trials; a command cannot pause.
@@ -282,7 +277,8 @@ class Tuning:
         final = self.open_finals[arm][0]
         template = final.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **values})
         rate = winner.learning_rate or 0.0
-        rows = [row for row in self._rows() if row.arm == arm]
+        rows = self.schedule.plan.tuned_once(self.policy.name)
+        rows = [row for row in rows if row.arm == arm]
         confirmed = (template.tokens, winner.beta2, winner.weight_decay)
         rows = [row for row in rows if (row.tokens, row.beta2, row.weight_decay) == confirmed]
         return Study(

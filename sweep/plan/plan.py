@@ -212,14 +212,17 @@ class Plan(Inputs):
         scale = optimizer_facts(optimizer)["rate"] / optimizer_facts(own.optimizer)["rate"]
         return float(scale * parse_policy(own.lr).rate_at(arm.batch_size, own.optimizer))
 
-    def searched(self, policy: str, arm: Arm) -> list[PlannedTrial]:
-        """Return the trials of an arm's search; those that confirm its winner have more tokens."""
-        rows = [
+    def tuned_once(self, policy: str) -> list[PlannedTrial]:
+        """Return the tuning trials of a policy with the first seed."""
+        return [
             row
             for row in self.known_trials
             if row.stage == "tune" and row.policy == policy and row.seed == TUNING_SEED
         ]
-        rows = [row for row in rows if row.arm == arm]
+
+    def searched(self, policy: str, arm: Arm) -> list[PlannedTrial]:
+        """Return the trials of an arm's search; those that confirm its winner have more tokens."""
+        rows = [row for row in self.tuned_once(policy) if row.arm == arm]
         least = min((row.tokens for row in rows), default=0)
         return [row for row in rows if row.tokens == least]
 

@@ -39,8 +39,8 @@ from sweep.workloads.workload import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
 
-_compiled_shapes: set[str] = set()  # of trials whose steps this process has compiled
-_recompile_limit = torch.compiler.config.recompile_limit  # of one shape
+_compiled_shapes: set[str] = set()  # shapes whose steps this process has compiled
+_recompile_limit = torch.compiler.config.recompile_limit  # for one shape
 
 
 def run_attempt(

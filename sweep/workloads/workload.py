@@ -137,7 +137,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
-        self.vector_names: Sequence[str] = ()  # of the values of `add_vector`
+        self.vector_names: Sequence[str] = ()  # names of the values of `add_vector`
         self._vector: Tensor | None = None  # their sums
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor) -> None:

@@ -59,6 +59,32 @@ def test_batch_sizes_that_lie_close_together_hardly_tilt_the_line(sizes):
     assert 1 / 2 < predicted / rule < 4
 
 
+@pytest.mark.parametrize("sizes", [(4, 6, 512), (1, 2, 256), (4, 16, 64)])
+def test_searches_hardly_ever_end_at_an_edge_however_far_apart_the_batch_sizes_lie(sizes):
+    rng = np.random.default_rng(1)
+    at_edge = 0
+    for _ in range(40):
+        exponent = rng.uniform(0.1, 0.6)
+        earlier = {}
+        for size in sizes:
+            log_best = math.log(1e-3 * size**exponent) + 0.2 * rng.normal()
+            values = {}
+            while True:
+                start = first_rates(size, values, earlier, TOLERANCE, 1e-3, lambda size: size**0.5)
+                tried = [RateTrial(rate, loss) for rate, loss in values.items()]
+                rates = next_rates(tried, start.rates, start.finest)
+                if not rates:
+                    break
+                for rate in rates:
+                    distance = math.log(rate) - log_best
+                    noise = 0.006 * rng.normal()
+                    diverges = distance > math.log(4)
+                    values[rate] = math.inf if diverges else USUAL * distance**2 + noise
+            earlier[size] = values
+        at_edge += len(neighbours(tried)) < 2
+    assert at_edge <= 2
+
+
 @pytest.mark.parametrize(("curvature", "spacing"), [(0.05, 2.0), (USUAL, FINEST), (0.8, FINEST)])
 def test_the_rates_are_farther_apart_if_the_curves_before_are_flat(curvature, spacing):
     middle, low, high = first(4, {1: bowl(1e-3, curvature)}).rates

@@ -96,7 +96,7 @@ def test_a_sweep_that_grows_has_the_memory_of_one_of_its_trials_at_once(tmp_path
     machine = Machine("cpu", cores=4, can_compile=False)
     monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
     tensors = 40 << 20  # enough for steps of 8 sequences, and too little for 64
-    process = PROCESS_BYTES["cpu"]
+    process = PROCESS_BYTES
     settings = {"batches": "8", "budget": 196_608, "seeds": 1}
     limit = {"device_memory_bytes": 2 * (tensors + process + process // 50)}
     first = plan_here(tmp_path, {**limit, "at_once": 2}, **settings)

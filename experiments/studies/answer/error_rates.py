@@ -137,49 +137,48 @@ def tune(case: Case, shifts: Floats, rng: np.random.Generator) -> Search:
     centre = float(best_rates[0] * np.exp(rng.uniform(-0.35, 0.35)))
     searches: Search = []
     earlier: dict[int, Values] = {}
-    for index, best_rate in enumerate(best_rates):
-        size = SIZE_RATIO**index
 
-        def first_of(own: Values, size: int = size) -> FirstRates:
+    def search_at(index: int) -> dict[float, float]:
+        def first_of(own: Values) -> FirstRates:
+            size = SIZE_RATIO**index
             first = first_rates(
                 size, own, earlier, TOLERANCE, centre, rule=lambda size: size**USUAL_SLOPE
             )
             return first if case.finest is None else replace(first, finest=case.finest)
 
-        def losses_of(
-            rates: Sequence[float], index: int = index, best_rate: float = best_rate
-        ) -> list[float]:
-            log_rates = np.log(np.broadcast_to(rates, (k, len(rates)))) - math.log(best_rate)
+        def losses_of(rates: Sequence[float]) -> list[float]:
+            over_best = np.asarray(rates) / best_rates[index]
+            log_rates = np.tile(np.log(over_best), (k, 1))
             losses = case.expected(log_rates - shifts[:, None]) + case.draw(log_rates.shape, rng)
             return losses[index].tolist()  # type: ignore[no-any-return]
 
-        trials = search_rates(first_of, losses_of)
-        earlier[size] = _values_of(trials)
-        over_best = {rate / best_rate: loss for rate, loss in earlier[size].items()}
-        searches.append({rate: {TUNING_SEED: loss} for rate, loss in over_best.items()})
+        return search_rates(first_of, losses_of)
+
+    for index, best_rate in enumerate(best_rates):
+        own = search_at(index)
+        earlier[SIZE_RATIO**index] = own
+        searches.append({rate / best_rate: {TUNING_SEED: loss} for rate, loss in own.items()})
     return searches
 
 
 def search_rates(
     first_of: Callable[[Values], FirstRates],
     losses_of: Callable[[Sequence[float]], Sequence[float]],
-) -> list[RateTrial]:
-    """Search the rates of one batch size.
+) -> dict[float, float]:
+    """Search the rates of one batch size; return their losses, in the order in which they ran.
 
-    `first_of` returns its first rates from the values of its own trials, `losses_of` the losses at
-    some rates.
+    Args:
+        first_of: returns the first rates, from the losses so far.
+        losses_of: returns the losses at some rates.
     """
-    trials: list[RateTrial] = []
+    losses: dict[float, float] = {}
     while True:
-        first = first_of(_values_of(trials))
+        first = first_of(losses)
+        trials = [RateTrial(rate, loss) for rate, loss in losses.items()]
         rates = next_rates(trials, first.rates, first.finest)
         if not rates:
-            return trials
-        trials += map(RateTrial, rates, losses_of(rates))
-
-
-def _values_of(trials: Sequence[RateTrial]) -> dict[float, float]:
-    return {trial.rate: trial.loss for trial in trials if trial.loss is not None}
+            return losses
+        losses |= zip(rates, losses_of(rates), strict=True)
 
 
 def simulate(case: Case, sweeps: int, seed: int = 0) -> Result:

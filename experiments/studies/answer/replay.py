@@ -90,6 +90,10 @@ class Recorded:
     def curve(self, index: int, log_rate: float) -> float:
         return float(self.rates[index].fit.losses_at(np.array(log_rate)))
 
+    def regret(self, index: int, log_rate: float) -> float:
+        """Return how far the recorded curve lies above its lowest point."""
+        return self.curve(index, log_rate) - self.curve(index, float(self.rates[index].fit.optimum))
+
     def tuning_loss(self, index: int, rate: float, seed: int) -> float:
         """Return the recorded loss, or one drawn around the curve; the same for the same trial."""
         trials = self.rates[index].trials
@@ -134,36 +138,39 @@ class Recorded:
 
 def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]]:
     """Search the rates of all batch sizes, in the order of the plan."""
-    tried: list[list[RateTrial]] = []
     values: dict[Arm, Values] = {}
-    for index, arm in enumerate(recorded.arms):
 
-        def first_of(own: Values, arm: Arm = arm) -> FirstRates:
+    def search_at(index: int, arm: Arm) -> dict[float, float]:
+        def first_of(own: Values) -> FirstRates:
             return first_rates_of(recorded.plan, recorded.policy, arm, {**values, arm: own})
 
-        def losses_of(rates: Sequence[float], index: int = index) -> list[float]:
+        def losses_of(rates: Sequence[float]) -> list[float]:
             return [recorded.tuning_loss(index, rate, TUNING_SEED) for rate in rates]
 
-        trials = search_rates(first_of, losses_of)
-        tried.append(trials)
-        values[arm] = {trial.rate: trial.loss for trial in trials if trial.loss is not None}
-        shares = _shares(recorded, trials, first_of(values[arm]).rates)
-        for trial, share in zip(trials, shares, strict=True):
-            assert trial.loss is not None
-            cost.add("search", recorded.seconds_of(index, trial.loss), share)
-    return [{t.rate: {TUNING_SEED: t.loss} for t in trials if t.loss} for trials in tried]
+        losses = search_rates(first_of, losses_of)
+        shares = _shares(recorded, losses, first_of(losses).rates)
+        for loss, share in zip(losses.values(), shares, strict=True):
+            cost.add("search", recorded.seconds_of(index, loss), share)
+        return losses
+
+    searches = []
+    for index, arm in enumerate(recorded.arms):
+        values[arm] = search_at(index, arm)
+        searches.append({rate: {TUNING_SEED: loss} for rate, loss in values[arm].items()})
+    return searches
 
 
-def _shares(recorded: Recorded, trials: Sequence[RateTrial], grid: Sequence[float]) -> list[float]:
+def _shares(recorded: Recorded, values: Values, grid: Sequence[float]) -> list[float]:
     """Return the share of each trial that runs before it is pruned.
 
     Trials of the grid are compared by their final losses, as if these showed at every rung.
     """
+    trials = [RateTrial(rate, loss) for rate, loss in values.items()]
     bounds = neighbours(trials)
     shares = [1.0] * len(trials)
     if recorded.objective.is_ratio:  # pruned by their tokens
         return shares
-    losses = {str(index): (t.rate, t.loss or 0.0) for index, t in enumerate(trials)}
+    losses = {str(index): pair for index, pair in enumerate(values.items())}
     raced = [str(index) for index, trial in enumerate(trials) if is_in(trial.rate, grid)]
     for rung in RUNGS:
         kept = survivors({name: losses[name] for name in raced})
@@ -176,14 +183,18 @@ def _shares(recorded: Recorded, trials: Sequence[RateTrial], grid: Sequence[floa
 
 def replay(
     recorded: Recorded, most_seeds: int, question: Question
-) -> tuple[Cost, Decision, list[str]]:
-    """Return the cost, the last decision and the verdicts at every look; the losses count."""
+) -> tuple[Cost, Decision, list[str], float]:
+    """Return the cost, the last decision, the verdicts at every look and what the rates give up.
+
+    The losses count.
+    """
     cost = Cost()
     for seconds in recorded.compiling:
         cost.seconds["compilation"] = cost.seconds.get("compilation", 0.0) + seconds
     searches = search(recorded, cost)
     points = [rate_points(losses) for losses in searches]
     used = rates_to_use(stack_points(points), pools_noise=True)
+    given_up = max(recorded.regret(index, log_rate) for index, log_rate in enumerate(used))
     losses = recorded.final_losses(used, most_seeds)
     seeds = np.full(len(used), LOOKS[0])
     tuning_seeds = np.ones(len(used), int)
@@ -210,7 +221,7 @@ def replay(
             pursues="tokens",
         )
         if (more_seeds == seeds).all() and (more == tuning_seeds).all() and not needs_rates.any():
-            return cost, decision, looks
+            return cost, decision, looks, given_up
 
         for index in range(len(used)):
             for seed in range(seeds[index], more_seeds[index]):
@@ -250,14 +261,15 @@ def main() -> None:
     hours = []
     for draw in range(arguments.draws):
         recorded = Recorded(sweep, np.random.default_rng(draw))
-        cost, decision, looks = replay(recorded, arguments.max_seeds, arguments.answer)
+        cost, decision, looks, given_up = replay(recorded, arguments.max_seeds, arguments.answer)
         best = recorded.sizes[int(np.nanargmin(decision.best_estimate))]
         purposes = ", ".join(
             f"{name} {count:.0f} ({cost.seconds[name] / 3600:.2f} h)"
             for name, count in cost.trainings.items()
         )
         hours.append(sum(cost.seconds.values()) / 3600)
-        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}; best {best}", flush=True)
+        print(f"{draw}: {hours[-1]:.2f} h; {purposes}; {' '.join(looks)}; best {best}", end="")
+        print(f"; the rates give up at most {given_up:.4f}", flush=True)
     print(f"median {np.median(hours):.2f} h, {min(hours):.2f} to {max(hours):.2f}")
 
 
