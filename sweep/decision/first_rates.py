@@ -33,6 +33,7 @@ class FirstRates:
 
     rates: tuple[float, ...]
     finest: float = FINEST  # ratio of neighbouring rates at which refinement ends
+    may_prune: bool = True  # False: all are near the best one, and tell about its curve
 
 
 def first_rates_of(
@@ -117,7 +118,7 @@ def first_rates(
         finest = SPACING_OF_STEEP
     elif _rise(own) < FLAT * tolerance:
         finest = SPACING_OF_FLAT
-    return FirstRates(near, finest)
+    return FirstRates(near, finest, may_prune=False)
 
 
 def _rise(curvature: float) -> float:

@@ -261,6 +261,9 @@ class Tuning:
             rungs = rung_steps(plan.course(template), plan.settings.evaluation)
         trials = [self._read_trial(row, rungs) for row in rows]
         first = first_rates_of(plan, self.policy, arm, {**values, arm: _values_of(trials)})
+        if not first.may_prune:
+            rungs = ()
+            trials = [replace(trial, at_rungs=()) for trial in trials]
         return Study(
             name=self._study_name(arm, template, "search"),
             template=template,

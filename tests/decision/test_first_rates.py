@@ -33,6 +33,7 @@ def first(batch_size, earlier, tried=None):
 
 def test_without_an_earlier_batch_size_the_grid_is_around_the_centre():
     assert first(4, {}).rates == tuple(0.5 * factor for factor in GRID)
+    assert first(4, {}).may_prune and not first(4, {1: bowl(1e-3)}).may_prune
     diverged = {0.1: math.inf, 0.2: math.inf}
     assert first(4, {1: diverged}).rates == first(4, {}).rates
 

@@ -148,7 +148,7 @@ def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]
             return [recorded.tuning_loss(index, rate, TUNING_SEED) for rate in rates]
 
         losses = search_rates(first_of, losses_of)
-        shares = _shares(recorded, losses, first_of(losses).rates)
+        shares = _shares(recorded, losses, first_of(losses))
         for loss, share in zip(losses.values(), shares, strict=True):
             cost.add("search", recorded.seconds_of(index, loss), share)
         return losses
@@ -160,7 +160,7 @@ def search(recorded: Recorded, cost: Cost) -> list[dict[float, dict[int, float]]
     return searches
 
 
-def _shares(recorded: Recorded, values: Values, grid: Sequence[float]) -> list[float]:
+def _shares(recorded: Recorded, values: Values, first: FirstRates) -> list[float]:
     """Return the share of each trial that runs before it is pruned.
 
     Trials of the grid are compared by their final losses, as if these showed at every rung.
@@ -168,10 +168,10 @@ def _shares(recorded: Recorded, values: Values, grid: Sequence[float]) -> list[f
     trials = [RateTrial(rate, loss) for rate, loss in values.items()]
     bounds = neighbours(trials)
     shares = [1.0] * len(trials)
-    if recorded.objective.is_ratio:  # pruned by their tokens
+    if recorded.objective.is_ratio or not first.may_prune:  # with a target pruned by their tokens
         return shares
     losses = {str(index): pair for index, pair in enumerate(values.items())}
-    raced = [str(index) for index, trial in enumerate(trials) if is_in(trial.rate, grid)]
+    raced = [str(index) for index, trial in enumerate(trials) if is_in(trial.rate, first.rates)]
     for rung in RUNGS:
         kept = survivors({name: losses[name] for name in raced})
         for name in raced:
