@@ -142,6 +142,7 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
             objective,
             comparison.target,
             fewest_tokens.batch_size,
+            settings.question,
         )
     else:
         fewest_tokens = unknown_side(AT_EQUAL_TIME)

@@ -124,15 +124,20 @@ def judge_trials(
 
     by_policy: dict[str, list[PolicyResult]] = {}
     for label, rows_of_label in rows.groupby("label", sort=False):
-        table = prepare(rows_of_label, objective=objective, tuning_command=tuning_command)
+        policy_name = str(rows_of_label["policy"].iloc[0])
+        optimizer = str(rows_of_label["optimizer"].iloc[0]) if has_optimizers else ""
+        waiting = _waiting_batch_sizes(plan, policy_name, optimizer)
+        table = prepare(
+            rows_of_label, objective=objective, tuning_command=tuning_command, waiting=waiting
+        )
         curve = None
         if steps is not None:
             target = rows_of_label["target"].max()
             curve = fit_curve(steps[steps["label"] == label], target)
         result = PolicyResult(
             label=str(label),
-            policy=str(rows_of_label["policy"].iloc[0]),
-            optimizer=str(rows_of_label["optimizer"].iloc[0]) if has_optimizers else "",
+            policy=policy_name,
+            optimizer=optimizer,
             checks=_make_checks(table, curve, plan),
             rates=table.rates,
             scope=scope_of(trials, str(label), plan),
@@ -148,6 +153,16 @@ def judge_trials(
     for results in by_policy.values():
         decided += _decide_policy(results, finals, objective, timing, settings)
     return decided
+
+
+def _waiting_batch_sizes(plan: Plan | None, policy: str, optimizer: str) -> frozenset[int]:
+    """Return the batch sizes of a policy whose first rates are not chosen yet."""
+    rows = plan.waiting_searches if plan else ()
+    return frozenset(
+        row.batch_size
+        for row in rows
+        if row.policy == policy and (row.optimizer or "") in (optimizer, "")
+    )
 
 
 def _make_checks(table: TrialTable, curve: StepsCurve | None, plan: Plan | None) -> list[Check]:

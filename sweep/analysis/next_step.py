@@ -149,6 +149,14 @@ def command_for_times(sweep: SweepTables) -> str | None:
     return None if sweep.plan.why_untimed else f"sweep time {_Search(sweep).folder_to_name()}"
 
 
+def can_decide_more(sweep: SweepTables) -> bool:
+    """Return True if further trainings could decide about batch sizes with `--answer order`."""
+    search = _Search(sweep)
+    with contextlib.suppress(SweepError):
+        return search.add_trials(sweep.batch_sizes, answer="order") is not None
+    return False
+
+
 def command_for_fewest_tokens(sweep: SweepTables, answer: Answer) -> str | None:
     """Return the command that compares batch sizes at equal tokens; None if there is none.
 
@@ -182,14 +190,14 @@ class _Search:
 
     def tune(self) -> NextStep:
         """Propose to tune the rate at each batch size."""
-        sizes = sorted({row.batch_size for row in self.plan.known_trials})
+        sizes = self.sweep.batch_sizes
         if self.has_missed_budget():
             return self._step(self._elsewhere(sizes))
         return self._step(propose_tuning(self.plan, sizes, self.free_out(), **self._own_out()))
 
     def settle(self, tuned: TunedResults) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
-        rows = self._tuned_rows() if tuned.answers else self.plan.known_trials
+        rows = self._tuned_rows() if tuned.answers else self.plan.trials
         sizes = sorted({row.batch_size for row in rows})
         step = self._repeat_with_common_tokens(sizes, tuned)
         if step is None:
@@ -199,7 +207,10 @@ class _Search:
         if step is None:
             step = self._tune_again(sizes, tuned)
         if step is None and not tuned.is_settled:
-            step = self._add_trials(sizes)
+            step = self.add_trials(sizes)
+        is_open = any(not answer.decided for answer in tuned.answers)
+        if step is None and is_open:  # what `which` does not ask about may still be decided
+            step = self.add_trials(sizes, answer="order")
         if step is not None:
             return step
 
@@ -355,12 +366,12 @@ class _Search:
             )
         return max(at_highest) if at_highest else min(at_lowest)
 
-    def _add_trials(self, sizes: Sequence[int]) -> NextStep | None:
+    def add_trials(self, sizes: Sequence[int], **changes: Any) -> NextStep | None:
         """Propose `--seeds auto`, with a higher limit if the sweep has reached its own."""
         answer = self.plan.settings.answer
         limits = [answer.max_seeds, min(2 * answer.max_seeds, LOOKS[-1]), LOOKS[-1]]
         for limit in dict.fromkeys(limits):
-            changes = {
+            changes |= {
                 "batches": list(sizes),
                 "lr": self.lr,
                 **self._own_out(),
@@ -484,14 +495,16 @@ class _Search:
 
         rows = [*chain.from_iterable(answer.batch_sizes for answer in tuned.answers)]
         undecided = sorted({r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED})
-        if undecided:
+        if undecided and any(not answer.decided for answer in tuned.answers):
             seeds = min(row.seeds for row in rows if row.batch_size in undecided)
             subject = f"batch size {join(undecided)}"
             if seeds >= LOOKS[-1]:
                 why = f"{subject} has {seeds} seeds, the most that the intervals are made for"
             else:
                 cause = "its learning rate"
-                if self.plan.has_unequal_amounts:
+                if any(answer.pursues == "time" for answer in tuned.answers):
+                    cause += " or its time"
+                elif self.plan.has_unequal_amounts:
                     cause += " or its time" if self.plan.token_budget is None else " or its tokens"
                 why = f"more seeds cannot decide about {subject}, because of {cause}"
             answer = tuned.answers[0]
@@ -524,7 +537,7 @@ class _Search:
         return sorted(equal)
 
     def _tuned_rows(self) -> list[PlannedTrial]:
-        return [row for row in self.plan.known_trials if row.policy == self.lr]
+        return [row for row in self.plan.trials if row.policy == self.lr]
 
     def _own_out(self) -> dict[str, Any]:
         """Return a change of --out if the recorded one is not this folder any more."""

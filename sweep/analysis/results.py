@@ -14,6 +14,7 @@ from sweep.analysis.judge import PolicyResult, judge_trials, leading
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
+    can_decide_more,
     command_for_fewest_tokens,
     command_for_soonest,
     next_step,
@@ -130,7 +131,8 @@ class Sweep(tables.SweepTables):
         seeds = [row.seeds for row in rows]
         most_seeds = self.plan.settings.answer.max_seeds
         is_auto = self.plan.settings.seeds == "auto"
-        if rows and is_auto and answer.decided and min(seeds) < most_seeds:
+        is_below_limit = bool(rows) and min(seeds) < most_seeds
+        if is_auto and answer.decided and is_below_limit and can_decide_more(self):
             lines.append("With --answer order, the command goes on with what seeds can decide.")
         elif rows and max(seeds) >= most_seeds:
             lines.append(f"The sweep ended at {max(seeds)} seeds, its limit (--max-seeds).")

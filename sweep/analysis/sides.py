@@ -13,6 +13,7 @@ from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
 from sweep.decision.curves import Floats
 from sweep.decision.decision import OUTSIDE, WITHIN, Decision, Flags
+from sweep.decision.question import Question
 from sweep.decision.times import TimeEstimate
 
 NOTABLE_REGRET = 0.005  # share of the time that is given up at the rate used, to be named
@@ -107,11 +108,13 @@ def find_soonest(
     objective: Objective,
     target: float | None,
     fewest_tokens: int | None,
+    question: Question,
 ) -> Side:
     """Return the batch size that reaches the target first, compared with that of fewest tokens.
 
-    Of those that may be the first, one that is known to be within the tolerance is preferred.
-    `decision` is at the level of error that is left when the ratios of times have theirs.
+    For the question `which`, one that is known to be within the tolerance is preferred of those
+    that may be the first. `decision` is at the level of error that is left when the ratios of times
+    have theirs.
     """
     if not objective.is_ratio or target is None:
         return unknown_side(NEEDS_A_TARGET)
@@ -125,13 +128,13 @@ def find_soonest(
     to_target = compare_times(decision, times, objective)
     candidates = [size for size in compared if to_target.may_be_soonest[times.sizes.index(size)]]
     at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
+    soonest = min(candidates, key=lambda size: at_best_rates[size].median)
     about_times = decision_about_times(decision, times)
-    preferred = candidates
-    if about_times is not None:
+    within: list[int] = []
+    if question == "which" and about_times is not None:
         is_within = about_times.is_within(objective.margin)
         within = [size for size in candidates if is_within[times.sizes.index(size)]]
-        preferred = within if within else candidates
-    chosen = min(preferred, key=lambda size: at_best_rates[size].median)
+    chosen = min(within or [soonest], key=lambda size: at_best_rates[size].median)
     time = at_best_rates[chosen]
 
     details = [format_seconds(time.median)]
@@ -145,6 +148,8 @@ def find_soonest(
         ratio = math.exp(to_target.estimate[index, times.sizes.index(chosen)])
         details.append(f"{fewest_tokens} takes {ratio:.2g} times as long")
     start = "soonest" if len(compared) == len(times.sizes) else "soonest of those compared"
+    if chosen != soonest:
+        start = f"known to be within {objective.write(objective.tolerance)} of the {start}"
     return Side(
         batch_size=chosen,
         candidates=candidates,

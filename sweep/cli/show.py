@@ -24,7 +24,7 @@ from sweep.orchestration.planning import Planned
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.needs import settings_without_effect
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial, stages_of
 from sweep.plan.policies import describe_policy
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import Cause, State
@@ -215,8 +215,13 @@ def _print_proposal(plan: Plan, to_stderr: bool) -> None:
 
 def total_seconds(rows: Sequence[PlannedTrial], execution: Execution) -> float | None:
     """Return the estimated time of some trials; None if that of one is not known."""
-    seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
-    return _seconds_at_once(seconds, execution) if len(seconds) == len(rows) else None
+    total = 0.0
+    for stage in stages_of(rows):
+        seconds = [row.forecast_seconds for row in stage if row.forecast_seconds is not None]
+        if len(seconds) < len(stage):
+            return None
+        total += _seconds_at_once(seconds, execution)
+    return total
 
 
 def _seconds_at_once(seconds: Sequence[float], execution: Execution) -> float:
@@ -436,7 +441,7 @@ def print_status(document: dict[str, Any]) -> None:
             "optimizer": row["optimizer"],
             "batch size": str(row["batch_size"]),
             "seed": stage_of(row).removeprefix("seed "),
-            "lr": f"{row['learning_rate']:.3g}",
+            "lr": write_if(row["learning_rate"], "{:.3g}".format) or "predicted",
             "state": state_of(row).replace(" ", "\n"),
             unit: write_if(row["tokens"], format_count),
             "loss": write_if(row["loss"]),

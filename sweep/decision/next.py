@@ -177,7 +177,7 @@ def next_trainings(
     may_add_rates, may_add_seeds = _tunable(decision, tuning_seeds, is_refinable, tolerance)
     may_tune = may_add_rates | may_add_seeds
     of_seeds = decision.reach(of_seeds=True, of_rates=may_tune)
-    of_rates = decision.reach(of_seeds=False, of_rates=True)
+    of_rates = decision.reach(of_seeds=False, of_rates=may_tune)
     may_be_within = of_seeds[1] <= tolerance
     asked = undecided_of(decision, question, pursues, tolerance, may_be_within)
     needs_seeds = _needed(decision, asked, of_seeds, tolerance)

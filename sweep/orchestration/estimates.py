@@ -18,7 +18,7 @@ from sweep.data.tokens import count_windows, find_prepared
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.search import Forecast
 from sweep.orchestration.executors.local import attempt_slots
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial, stages_of
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 from sweep.trial.status import State
@@ -89,7 +89,7 @@ def estimate_seconds(
 ) -> tuple[list[float | None], float | None, str]:
     """Estimate seconds of trials with one optimizer from complete ones, or else measured steps.
 
-    The plan must have absolute paths. Trials that shared their device tell nothing.
+    The plan must have absolute paths. Times of trials that shared a device are not used.
 
     Returns:
         Seconds of each trial, the factor by which they may be wrong, and the reason for a large
@@ -254,21 +254,6 @@ def parse_cluster(text: str) -> tuple[int, int]:
     return parse_count(match[1] or 1, "cluster: nodes"), parse_count(match[2], "cluster: gpus")
 
 
-def _stages(rows: Sequence[PlannedTrial]) -> list[list[PlannedTrial]]:
-    """Return the trials that may run at once, in the order in which they start.
-
-    A batch size whose first rates are predicted starts after those before it; final trials without
-    a rate follow all tuning trials.
-    """
-    known = [row for row in rows if row.id is not None]
-    waiting: dict[int, list[PlannedTrial]] = {}
-    for row in rows:
-        if row.id is None and row.stage == "tune":
-            waiting.setdefault(row.batch_size, []).append(row)
-    finals = [row for row in rows if row.id is None and row.stage == "final"]
-    return [known, *waiting.values(), finals]
-
-
 def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
     """Return the cost of a plan's trials on equally fast devices, as JSON values.
 
@@ -291,7 +276,7 @@ def cost_on_cluster(plan: Plan, nodes: int, gpus: int) -> dict[str, Any]:
 
     slot_count = nodes * (gpus // per_trial)
     makespan = 0.0
-    for stage in _stages(rows):
+    for stage in stages_of(rows):
         lengths = [row.forecast_seconds or 0.0 for row in stage]
         free_at = [makespan] * slot_count  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):

@@ -12,7 +12,7 @@ from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.plan.accumulation import largest_divisor
-from sweep.plan.plan import Plan, PlannedTrial, tokens_at_once
+from sweep.plan.plan import Plan, PlannedTrial, stages_of, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
@@ -229,7 +229,11 @@ class Limit(NamedTuple):
 
 
 def share_device(
-    plan: Plan, folder: SweepFolder, at_once: int | str, is_elsewhere: bool = False
+    plan: Plan,
+    folder: SweepFolder,
+    at_once: int | str,
+    machine: Machine,
+    is_elsewhere: bool = False,
 ) -> Plan:
     """Return a plan of single trials with as many at once as the user chose: a number, or auto.
 
@@ -241,7 +245,7 @@ def share_device(
     cores = plan.execution.threads
     limit = _limit_of_device(plan, folder, cores, is_elsewhere)
     if isinstance(at_once, str):
-        limit = _decide_trials_at_once(plan, limit, cores)
+        limit = _decide_trials_at_once(plan, limit, cores, machine.gpus)
         count = limit.trials
         reason = limit.reason
     elif at_once > limit.trials:
@@ -263,12 +267,15 @@ def _limit_of_device(plan: Plan, folder: SweepFolder, cores: int, is_elsewhere: 
     """Return how many trials the device has cores and memory for."""
     if plan.settings.time_budget_seconds is not None:
         return Limit(1, "other trials would change what a budget of time buys")
+    if plan.settings.target is not None:
+        return Limit(1, "with a target, a trial may be given up because of those before it")
     if plan.execution.devices > 1:
         return Limit(1, "a trial has several devices")
     if is_elsewhere:
         return Limit(1, "the executor runs trials on other machines")
 
-    configs = folder.located(plan).distinct_steps()
+    graph_bound = decide_graphs(plan)["graph_bound"]
+    configs = folder.located(plan.with_execution(graph_bound=graph_bound)).distinct_steps()
     try:
         count, needed_bytes, usable_bytes = run_job(count_trials_that_fit, configs, cores)
     except SweepError as error:
@@ -282,14 +289,19 @@ def _limit_of_device(plan: Plan, folder: SweepFolder, cores: int, is_elsewhere: 
 def count_trials_that_fit(configs: list[TrialConfig], most: int) -> tuple[int, int, int]:
     """Return how many trials, up to `most`, fit the memory here at once, by forecast.
 
-    The bytes that the largest needs, and those that one alone may use, are returned too.
+    The bytes that the largest needs, and those that one alone may use, are returned too. A CUDA
+    graph may take as much once more, because its memory serves nothing else.
     """
     from sweep.memory.forecast import Forecasts
     from sweep.memory.limit import usable_memory
 
     forecasts = Forecasts()
-    needed_bytes = max(forecasts.of(config).needed_bytes for config in configs)
     execution = configs[0].execution
+    needed_bytes = 0
+    for config in configs:
+        has_graph = config.science.batch_size <= execution.graph_bound
+        copies = 2 if has_graph else 1
+        needed_bytes = max(needed_bytes, copies * forecasts.of(config).needed_bytes)
     count = most
     while count > 1:
         shared = execution.model_copy(update={"at_once": count})
@@ -299,12 +311,17 @@ def count_trials_that_fit(configs: list[TrialConfig], most: int) -> tuple[int, i
     return count, needed_bytes, usable_memory(execution)
 
 
-def _decide_trials_at_once(plan: Plan, limit: Limit, cores: int) -> Limit:
-    """Return the largest number of trials within all limits with which no core is idle.
+def _decide_trials_at_once(plan: Plan, limit: Limit, cores: int, gpus: int) -> Limit:
+    """Return the largest number of trials per device that is within all limits.
 
-    On a GPU the size of the steps is no limit, because how well they share it is not known.
+    It divides the cores, so that none is idle while so many run. On a GPU the size of the steps is
+    no limit, because how well they share it is not known.
     """
-    limits = [limit, Limit(len(plan.trials), f"the plan has {len(plan.trials)} trials")]
+    most = max(map(len, stages_of(plan.trials)))  # that do not wait for others
+    reason = f"at most {most} of the plan's trials can run together"
+    if gpus > 1:
+        reason += f" on {gpus} devices"
+    limits = [limit, Limit(math.ceil(most / gpus), reason)]
     if plan.execution.device == "cpu":
         limits.insert(0, _limit_by_steps(plan, cores))
     least = min(limits, key=lambda limit: limit.trials)

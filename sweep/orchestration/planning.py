@@ -77,7 +77,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
         machine = inspect_machine(chosen, is_elsewhere and chosen.device == "cuda")
         new = _plan_of_machine(request, inputs, machine)
         new = new.with_execution(**bound_by_memory(new, request.folder))
-        new = share_device(new, request.folder, chosen.at_once, is_elsewhere)
+        new = share_device(new, request.folder, chosen.at_once, machine, is_elsewhere)
         new = _with_kind_of_steps(new, machine, request)
         plan = new
     else:
@@ -106,6 +106,11 @@ def _refuse_other_execution(chosen: Execution, old: Plan, folder: SweepFolder) -
                 f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
                 f"got {value!r}. Leave the flag out, or choose another --out."
             )
+    if chosen.at_once == "auto" and not old.execution.at_once_reason:
+        LOG.warning(
+            f"--at-once auto changes nothing: {folder.plan_path} was written for one trial per "
+            "device. Choose another --out."
+        )
 
 
 def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan]:
@@ -208,7 +213,7 @@ def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> 
         if not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
 
-    saved = plan.model_copy(update={"trials": plan.known_trials})
+    saved = plan.model_copy(update={"trials": (*plan.known_trials, *plan.waiting_searches)})
     if timing is not None:  # first: with its tokens, the plan would not be timed again
         write_timing(folder, timing.model_copy(update={"sweep_uid": plan.sweep_uid}))
     write_json(folder.plan_path, saved.model_dump(mode="json"))

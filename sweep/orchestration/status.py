@@ -1,5 +1,6 @@
 """Read the status of a sweep from its folder."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sweep.config.objective import Objective
@@ -8,7 +9,7 @@ from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.plan.policies import is_tuned
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
-from sweep.trial.status import State, overall_state
+from sweep.trial.status import State, TrialStatus, overall_state
 
 
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:
@@ -24,7 +25,10 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     for planned in plan.known_trials:
         trial = folder.trial(str(planned.id))
         rows.append(_trial_status(trial, planned, has_runner, metric))
-    _forecast_ends(rows, plan)
+    rows += [
+        _row_of_status(planned, TrialStatus(), {}, metric) for planned in plan.waiting_searches
+    ]
+    _forecast_ends(rows, (*plan.known_trials, *plan.waiting_searches))
     seconds = time_left(rows)
 
     ends = [(row["state"], row["cause"]) for row in rows]
@@ -49,9 +53,9 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     }
 
 
-def _forecast_ends(rows: list[dict[str, Any]], plan: Plan) -> None:
+def _forecast_ends(rows: list[dict[str, Any]], trials: Sequence[PlannedTrial]) -> None:
     """Enter when open trials end, at their own speed, that of their arm, or as forecast."""
-    pairs = [*zip(rows, plan.known_trials, strict=True)]
+    pairs = [*zip(rows, trials, strict=True)]
     rates = {}
     for row, planned in pairs:
         if row["tokens_per_second"]:
@@ -88,10 +92,17 @@ def _trial_status(
         last = {}
         for line in trial.find_metrics():
             last |= line
+    return _row_of_status(row, status.changed(state=state), last, metric)
+
+
+def _row_of_status(
+    row: PlannedTrial, status: TrialStatus, last: Mapping[str, Any], metric: Objective
+) -> dict[str, Any]:
+    """Return a trial of the document; `last` are its last values by metric."""
     names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
     return {
         **row.model_dump(include=names),
-        "state": state,
+        "state": status.state,
         "cause": status.cause,
         "message": " ".join(status.message.split()),
         "tokens": last.get("tokens", 0),

@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import rate_points, rates_to_use, stack_points
+from sweep.decision.curves import RatePoints, rate_points, rates_to_use, stack_points
 from sweep.decision.first_rates import Values, first_rates_of
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
@@ -171,6 +171,7 @@ class Tuning:
                 self._awaited[row.arm] = row
 
         self._started: set[str] = set()  # ids that this command has started
+        self._recorded: dict[str, list[TuningTrial]] = {}  # finished trials by name of their study
         self._is_warned = False
 
     def next_round(self) -> Pauses:
@@ -179,7 +180,7 @@ class Tuning:
         if pauses:
             return pauses
 
-        best = self._winners(searches)
+        best = self._winners(searches, self._values_of_decided().values())
         early = [row for row in best if self._needs_confirmation(row)]
         confirmations = [self._confirmation(row.arm, row) for row in early]
         confirmations = [study for study in confirmations if not self._is_broken(study)]
@@ -207,7 +208,7 @@ class Tuning:
 
         If searches predict rates, the next one of an optimizer starts when the one before it, in
         the order of the plan, has settled: interruptions and the number of trials at once change
-        nothing.
+        nothing. A broken one does not keep the others waiting, which then begin without it.
         """
         searches = []
         pauses: Pauses = {}
@@ -356,11 +357,15 @@ class Tuning:
 
     def _record(self, study: Study) -> None:
         """Write finished trials to Optuna's storage; wait while it is locked or does not answer."""
+        finished = [trial for trial in study.trials if trial.loss is not None]
+        if self._recorded.get(study.name) == finished:
+            return
         while not self.schedule.is_ending:
             try:
                 if self.is_default:
                     store.set_aside_damaged(self.folder.path / "optuna.db")
                 study.record(open_storage(self.storage_url))
+                self._recorded[study.name] = finished
                 return
             except Exception as error:
                 if not is_without_answer(error):
@@ -435,11 +440,14 @@ class Tuning:
         rates = next_rates(study.trials, study.grid, study.finest)
         return [plan.with_rate(study.template, rate) for rate in rates]
 
-    def _winners(self, studies: list[Study]) -> list[PlannedTrial]:
+    def _winners(
+        self, studies: list[Study], of_decided: Iterable[Values] = ()
+    ) -> list[PlannedTrial]:
         """Return the winners of the studies that have one; remove pruned trials' checkpoints.
 
         Unless several dimensions were searched, the rate is the one that gives up least in the
-        worst case, by the losses near the best one.
+        worst case, by the losses near the best one. Earlier searches, whose rates are decided, also
+        show the noise.
         """
         won = []
         points = []
@@ -448,14 +456,14 @@ class Tuning:
             if row is None:
                 continue
             won.append((study, row))
-            tried = {rate: {TUNING_SEED: value} for rate, value in _values_of(study.trials).items()}
-            points.append(rate_points(tried))
+            points.append(_points_of(_values_of(study.trials)))
         if not won:
             return []
 
         winners = []
+        points += map(_points_of, of_decided)
         log_rates = rates_to_use(stack_points(points), pools_noise=self.settings.predicts_rates)
-        for (study, row), log_rate in zip(won, log_rates, strict=True):
+        for (study, row), log_rate in zip(won, log_rates[: len(won)], strict=True):
             if not study.extra:
                 rate = float(f"{math.exp(log_rate):.3g}")
                 row = row.model_copy(update={"learning_rate": rate})
@@ -478,6 +486,10 @@ class Tuning:
 def _values_of(trials: Iterable[TuningTrial]) -> Values:
     """Return values by rate, NaN for those without one."""
     return {trial.rate: math.nan if trial.value is None else trial.value for trial in trials}
+
+
+def _points_of(values: Values) -> RatePoints:
+    return rate_points({rate: {TUNING_SEED: value} for rate, value in values.items()})
 
 
 def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:

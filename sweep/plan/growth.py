@@ -1,6 +1,6 @@
 """Extend the plan of a folder by batch sizes, seeds and rates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sweep.errors import SweepError, cut
@@ -43,6 +43,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
     are_common = _refuse_other_tokens(old, new)
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
+    known = (*old.known_trials, *added)
 
     noise_scale = old.settings.noise_scale
     if new.settings.noise_scale.measure:
@@ -68,7 +69,7 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
         update={
             "settings": old.settings.model_copy(update=settings),
             "has_looks": old.has_looks or new.has_looks or _has_more_seeds(old, added),
-            "trials": (*old.known_trials, *added),
+            "trials": (*known, *_waiting_searches(old, new, known)),
             "commands": tuple(dict.fromkeys(commands)),
             "unrecorded": tuple(sorted(unrecorded)),
             "tokens_are_common": are_common,
@@ -78,6 +79,20 @@ def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:
             **new.model_dump(include=ESTIMATES, exclude_none=True),
         }
     )
+
+
+def _waiting_searches(old: Plan, new: Plan, known: Sequence[PlannedTrial]) -> list[PlannedTrial]:
+    """Return the tuning trials of both plans that wait for a rate, once for each arm.
+
+    Those of an arm with trials among the `known` ones wait no more.
+    """
+    begun = {(row.policy, row.arm) for row in known if row.stage == "tune"}
+    waiting = list[PlannedTrial]()
+    for plan in (old, new):
+        rows = [row for row in plan.waiting_searches if (row.policy, row.arm) not in begun]
+        begun |= {(row.policy, row.arm) for row in rows}
+        waiting += rows
+    return waiting
 
 
 def _refuse_other_times(old: Plan, new: Plan) -> None:

@@ -35,7 +35,8 @@ SweepCommand = Annotated[tuple[str, ...], AfterValidator(_begin_with_sweep_run)]
 class PlannedTrial(Settings):
     """One row of the plan. `id` and `learning_rate` are null until tuning decides them.
 
-    With a budget of time, `id` and the counts are null until steps are timed.
+    With a budget of time, `id` and the counts are null until steps are timed. Final trials are
+    written once they have an id, tuning trials also while they wait for a rate.
     """
 
     id: Annotated[str, Field(pattern=f"^{TRIAL_ID.pattern}$")] | None = None
@@ -237,6 +238,11 @@ class Plan(Inputs):
         return tuple(row for row in self.trials if row.id)
 
     @property
+    def waiting_searches(self) -> tuple[PlannedTrial, ...]:
+        """The first tuning trials of arms whose rates other searches are to predict."""
+        return tuple(row for row in self.trials if row.stage == "tune" and not row.id)
+
+    @property
     def awaits_rates(self) -> bool:
         """True if some final trials still need their rate."""
         return any(row.learning_rate is None for row in self.trials)
@@ -302,6 +308,25 @@ class Plan(Inputs):
         return self.model_copy(update={"settings": settings})
 
 
+def stages_of(rows: Iterable[PlannedTrial]) -> list[list[PlannedTrial]]:
+    """Return the trials that may run at once, in the order in which they start.
+
+    A batch size whose first rates are predicted starts after those before it; final trials without
+    a rate follow all tuning trials.
+    """
+    known: list[PlannedTrial] = []
+    waiting: dict[int, list[PlannedTrial]] = {}
+    finals: list[PlannedTrial] = []
+    for row in rows:
+        if row.id is not None:
+            known.append(row)
+        elif row.stage == "tune":
+            waiting.setdefault(row.batch_size, []).append(row)
+        else:
+            finals.append(row)
+    return [stage for stage in (known, *waiting.values(), finals) if stage]
+
+
 def tokens_at_once(device: str) -> int:
     """Return the most tokens of a planned microbatch, and of an evaluation batch."""
     return 65_536 if device.startswith("cuda") else 8_192
@@ -329,7 +354,8 @@ def build_plan(
     """Plan every trial; those of the `old` plan share the token count and keep their rates."""
     policy = parse_policy(experiment.lr)
     old_rows = old.known_trials if old else ()
-    tokens, are_common = _tokens_of_arms(experiment, old_rows)
+    all_old_rows = old.trials if old else ()
+    tokens, are_common = _tokens_of_arms(experiment, all_old_rows)
     settings = experiment.model_copy(update={"optimizer": _resolve_optimizer(experiment)})
     if old is not None and old.tuned_policy is not None:  # searches that have begun go on
         own_rate = old.settings.tuning.own_rate
@@ -357,7 +383,7 @@ def build_plan(
     winners = {row.arm: row for row in finals_of(policy, old_rows, experiment.arms)}
     rows: list[PlannedTrial] = []
     if policy.is_tuned:
-        tuning_tokens, _ = _tokens_of_arms(experiment, old_rows, is_of_tuning=True)
+        tuning_tokens, _ = _tokens_of_arms(experiment, all_old_rows, is_of_tuning=True)
         has_search = {*winners, *_searched_arms(policy, old_rows)}
         for arm in experiment.arms:
             if arm in winners:
@@ -394,7 +420,7 @@ def _first_trials(
     """Return the first tuning trials of an arm, like a row.
 
     They have no rates yet if searches of other batch sizes are to predict them; and none are
-    returned if its own search has begun with such rates.
+    returned then if its own search has begun.
 
     Args:
         plan: the plan of the command.

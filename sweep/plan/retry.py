@@ -16,6 +16,7 @@ class Outcome:
     kind: str  # complete, paused, stopped, storage, superseded, or a cause of failure
     message: str = ""  # one line for people
     has_begun: bool = True  # if False, it does not count as an attempt
+    leaves_process_usable: bool = True  # if False, its process cannot run another one
 
 
 def begin_attempt(status: TrialStatus) -> TrialStatus:

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sweep.errors import SweepError
@@ -16,7 +17,8 @@ from sweep.trial.status import TrialStatus
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
     """Run an attempt here, logged to log.txt, until `should_stop` or `sweep stop` ends it."""
-    from sweep.training.attempt import run_attempt  # imports torch
+    from sweep.training import graph  # imports torch, as the next two
+    from sweep.training.attempt import run_attempt
     from sweep.training.device import release_memory
 
     folder = TrialFolder(path)
@@ -40,7 +42,7 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
     outcome = run_attempt(path, how_to_end, status, is_logged=True)
     has_ended.set()
     release_memory()  # for the next trial of this process
-    return outcome
+    return replace(outcome, leaves_process_usable=not graph.has_failed_capture)
 
 
 def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, str]) -> Outcome:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +75,7 @@ def _begin(
         files.refuse_links(folder.path)
         stack.enter_context(Lease(folder.lease_path, status.fencing))
         if is_logged:
-            _write_output_to(folder.log_path)
+            stack.enter_context(_output_to(folder.log_path))
         folder.remove_half_written()
     stack.enter_context(watchdog.Watchdog(status.stall_minutes))
 
@@ -94,13 +94,26 @@ def _begin(
     return _run(config, status, store, poll)
 
 
-def _write_output_to(log_path: Path) -> None:
+@contextlib.contextmanager
+def _output_to(log_path: Path) -> Iterator[None]:
     """Append the output of this process to a log, also that of native code."""
-    with log_path.open("ab") as file:
-        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+    streams = {1: sys.stdout, 2: sys.stderr}
+    before = {number: os.dup(number) for number in streams}
+
+    def lead_to(descriptors: Mapping[int, int]) -> None:
+        for number, stream in streams.items():
             stream.flush()
-            os.dup2(file.fileno(), number)
+            os.dup2(descriptors[number], number)
+
+    with log_path.open("ab") as file:
+        lead_to(dict.fromkeys(streams, file.fileno()))
     faulthandler.enable()
+    try:
+        yield
+    finally:
+        lead_to(before)
+        for descriptor in before.values():
+            os.close(descriptor)
 
 
 def _outcome_of(error: BaseException, folder: TrialFolder) -> Outcome:

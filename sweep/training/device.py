@@ -211,7 +211,7 @@ def _reset_peak(device: torch.device) -> bool:
 
 
 def release_memory() -> None:
-    """Free what a trial of this process has left, and return unused memory (glibc, CUDA)."""
+    """Free the garbage of a trial, and return unused memory to the system (glibc) and to CUDA."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing before CUDA is initialized
     if platform.libc_ver()[0] == "glibc":

@@ -18,6 +18,8 @@ from sweep.workloads.workload import Batch
 
 WARM_UP = 3  # updates before the capture, which allocate states and load kernels
 
+has_failed_capture = False  # in this process, whose allocator then frees no unused memory
+
 # Updates weights in place, from a batch and scalars; returns metrics in one tensor.
 Update = Callable[..., Tensor]
 Work = Callable[[], None]
@@ -98,9 +100,11 @@ class GraphedUpdate:
         self._metrics = self._update(self._batch, *self._scalars)
 
     def _capture(self) -> Work:
+        global has_failed_capture
         try:
             return self._recorder.capture(self._run)
         except RuntimeError as error:
+            has_failed_capture = True
             if is_out_of_memory(error):
                 raise
             cause = error.__context__ or error  # the end of a failed capture raises too

@@ -228,6 +228,7 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
 
 def _run(pipe: Connection) -> None:
     stops: list[str] = []
+    is_idle = False  # between two calls
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the process ends
 
     def listen() -> None:
@@ -244,9 +245,14 @@ def _run(pipe: Connection) -> None:
             stops.append("stopped")
             calls.put(None)
 
+    def end(*_: object) -> None:
+        if is_idle:
+            os._exit(0)
+        stops.append("preempted")
+
     os.setpgid(0, 0)  # a group, so that `_supervise` can end the children too
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
-    signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
+    signal.signal(signal.SIGTERM, end)
     try:
         pipe.send(os.getpid())
         environment, folder, sys.path[:], ends_itself = pipe.recv()
@@ -255,10 +261,12 @@ def _run(pipe: Connection) -> None:
         os.chdir(folder)
         threading.Thread(target=listen, daemon=True).start()
         for call in iter(calls.get, None):
+            is_idle = False
             function, arguments = pickle.loads(call)
             result = function(*arguments, lambda: stops[0] if stops else None)
             _flush_output()
             pipe.send({"result": result})
+            is_idle = True
     except Exception as error:
         with contextlib.suppress(OSError):
             pipe.send({"error": errors.describe_error(error) + _log_user_error(error)})

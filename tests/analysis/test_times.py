@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -124,7 +125,7 @@ def test_times_of_trials_whose_device_is_not_known_are_provisional():
 def test_the_soonest_has_the_least_product_of_tokens_and_time_per_token():
     decision = decision_of([12.0, 12.5, 13.5])  # logarithms of tokens
     times = known_times(finals((40.0, 10.0, 8.0)), SIZES, None, timing((4.0, 1.0, 0.8)))
-    side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
+    side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, 2, "order")
     assert (side.batch_size, side.candidates) == (4, [4])
     assert f"2 takes {4 * math.exp(-0.5):.2g} times as long" in side.basis
     assert find_dominated(decision, times, TOKENS_TO_TARGET) == [False, False, True]
@@ -134,16 +135,32 @@ def test_batch_sizes_that_may_be_as_soon_are_named():
     decision = decision_of([12.0, 12.5, 13.5], noise=0.05)
     close = timing((1.0, math.exp(-0.5), 1.0))
     times = known_times(finals((10.0, 6.0, 10.0)), SIZES, None, close)
-    side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
+    side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, 2, "order")
     assert side.candidates == [2, 4] and "may be as soon" in side.basis
+
+
+def test_which_prefers_a_batch_size_that_is_known_to_be_nearly_as_soon():
+    """2 is the soonest by 1 %, but how it compares with 8 is not known well."""
+    logs = np.array([12.0, 12.01, 12.03])
+    widths = np.array([[0.0, 0.02, 0.2], [0.02, 0.0, 0.03], [0.2, 0.03, 0.0]])
+    decision = replace(decision_of(logs), half_width=widths)
+    times = known_times(finals(10 * np.exp(logs - 12)), SIZES, None, timing((1.0, 1.0, 1.0)))
+    sides = {
+        question: find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, 2, question)
+        for question in ("order", "which")
+    }
+    assert {side.candidates == [2, 4, 8] for side in sides.values()} == {True}
+    assert sides["order"].batch_size == 2 and sides["order"].basis.startswith("soonest to a loss")
+    assert sides["which"].batch_size == 4
+    assert sides["which"].basis.startswith("known to be within 5 % of the soonest to a loss")
 
 
 def test_without_a_target_or_without_times_the_soonest_is_not_known():
     decision = decision_of([12.0, 12.5, 13.5])
     times = known_times(finals((40.0, 10.0, 8.0)), SIZES, None, timing((4.0, 1.0, 0.8)))
-    assert find_soonest(decision, times, LOSS, None, fewest_tokens=2).batch_size is None
+    assert find_soonest(decision, times, LOSS, None, 2, "order").batch_size is None
     unknown = known_times(finals((np.nan, 10.0, 8.0)), SIZES, None, None)
-    side = find_soonest(decision, unknown, TOKENS_TO_TARGET, 3.3, fewest_tokens=2)
+    side = find_soonest(decision, unknown, TOKENS_TO_TARGET, 3.3, 2, "order")
     assert side.batch_size is None and "batch size 2" in side.reason
 
 

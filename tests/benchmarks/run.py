@@ -96,8 +96,8 @@ def first_step(folder: Path) -> dict[str, object]:
 def compiled_trials(folder: Path) -> dict[str, object]:
     """Time compiled trials of `small` until their first step: the first trial, and later ones.
 
-    The first trial starts with an empty compiler cache, and the others reuse its entries. The time
-    to fork a process is not included.
+    The first trial starts with an empty compiler cache, and the others reuse the compiled steps of
+    its process. The time to fork the process is not included.
     """
     out = SweepFolder(folder / "compiled")
     fields = {"model": "small", "data": "synthetic", "budget": "40960", "batches": [16], "seeds": 8}

@@ -1,6 +1,7 @@
 """Executors and stores, and counts of the faults by verdict, printed at the end of the run.
 
-The short version of the tests runs with every executor and with PostgreSQL, the long one locally.
+The short version of the tests runs with every executor and with PostgreSQL, the long one locally;
+processes are also killed while two trials run at once.
 """
 
 import contextlib
@@ -18,15 +19,25 @@ from tests.servers import postgres_server
 
 COUNTS: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
 OTHERS = ("ray", "slurm", "postgres")
+TWO = "two at once"
 
 
 @pytest.fixture(
     scope="session",
-    params=["local", *(pytest.param(name, marks=getattr(pytest.mark, name)) for name in OTHERS)],
+    params=[
+        "local",
+        pytest.param(TWO, marks=pytest.mark.slow),
+        *(pytest.param(name, marks=getattr(pytest.mark, name)) for name in OTHERS),
+    ],
 )
-def services(request):
+def where(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def services(where):
     with pytest.MonkeyPatch.context() as patch:
-        match request.param:
+        match where:
             case "ray":  # every command starts a cluster of its own
                 for name, value in {**RAY_TOKEN, **ENVIRONMENT}.items():  # before it is imported
                     patch.setenv(name, value)
@@ -43,8 +54,9 @@ def services(request):
 
 
 @pytest.fixture(scope="session")
-def scene(services, tmp_path_factory):
-    return Scene(tmp_path_factory.mktemp("scene"), services)
+def scene(where, services, tmp_path_factory):
+    at_once = 2 if where == TWO else 1
+    return Scene(tmp_path_factory.mktemp("scene"), services, at_once)
 
 
 @pytest.fixture
@@ -63,7 +75,9 @@ def mount():
 
 def is_run(item):
     """Leave out the long version elsewhere, and faults of mlflow.db, which PostgreSQL replaces."""
-    where = item.callspec.params.get("services") if hasattr(item, "callspec") else None
+    where = item.callspec.params.get("where") if hasattr(item, "callspec") else None
+    if where == TWO:
+        return item.path.name == "test_kills.py"
     if where not in OTHERS:
         return True
     fault = item.get_closest_marker("fault").args[0]
@@ -81,7 +95,9 @@ def count(request):
     """Call with a verdict (recovered, noticed, refused) after the judge has agreed."""
     fault = request.node.get_closest_marker("fault").args[0]
     services = getattr(request.node, "callspec", None)
-    where = services.params.get("services") if services else None
+    where = services.params.get("where") if services else None
+    if where == TWO:
+        fault = f"{fault}, {TWO}"
     fault = f"the seeded part, with {where}" if where in OTHERS else fault
     request.node.user_properties.append(("judged", fault))
 

@@ -51,9 +51,9 @@ def science(trial: TrialFolder) -> dict[str, object]:
 class Scene:
     """A sweep of two trials in `path`, with copies of its states, and the undisturbed results."""
 
-    def __init__(self, path: Path, services: Services = LOCAL) -> None:
+    def __init__(self, path: Path, services: Services = LOCAL, at_once: int = 1) -> None:
         self.services = services
-        self.folder = plan_trials(path, "quadratic", batches=[4, 8], budget=800)
+        self.folder = plan_trials(path, "quadratic", at_once, batches=[4, 8], budget=800)
         self._states = path / "states"
         self._keep("planned")
         plan = load_plan(self.folder)

@@ -34,7 +34,9 @@ def run_in(
     return run_plan(planned, folder, services, executor=executor, retried_causes=retried_causes)
 
 
-def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: object) -> SweepFolder:
+def plan_trials(
+    path: Path, workload: str = "faulty:WaitsForGo", at_once: int = 1, **fields: object
+) -> SweepFolder:
     """Plan trials that save a checkpoint after nearly every step; return the folder path/sweep."""
     folder = SweepFolder(path / "sweep")
     fields = {"batches": [4], "budget": 4 * STEPS, "workload": workload, **fields}
@@ -43,7 +45,7 @@ def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: objec
     path.mkdir(exist_ok=True)
     (path / "question.toml").write_text("\n".join(lines).replace("'", '"'))
     plan = planned(folder).plan
-    execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
+    execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.01, "at_once": at_once})
     save_plan(plan.model_copy(update={"execution": execution}), folder)
     return folder
 

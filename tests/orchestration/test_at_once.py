@@ -57,6 +57,8 @@ def four_cores(monkeypatch):
         (3, {}, 3, 1),
         ("auto", {}, 4, 1),
         ("auto", {"seeds": 1}, 2, 2),  # the plan has two trials
+        ("auto", {"batches": "4,8", "lr": "tuned", "seeds": 1}, 4, 1),  # five rates, then fewer
+        ("auto", {"target": 3.0}, 1, 4),
         ("auto", {"model": "tinystories"}, 1, 4),  # large steps
         ("auto", {"budget": "1min"}, 1, 4),
     ],
@@ -87,7 +89,7 @@ def test_trials_on_several_gpus_share_the_cores(monkeypatch):
     machine = Machine("cuda", cores=16, can_compile=True, gpus=4)
     monkeypatch.setattr(planning, "inspect_machine", lambda *_: machine)
     chosen = {"device": "cuda", "device_memory_bytes": 64 << 30}
-    for at_once, threads in ((1, 4), (2, 2)):
+    for at_once, threads in ((1, 4), (2, 2), ("auto", 4)):  # auto: four trials on four GPUs
         execution = plan_here(execution={**chosen, "at_once": at_once}).execution
         assert (execution.threads, execution.alone().threads) == (threads, 4)
 
@@ -149,6 +151,15 @@ def test_an_estimate_is_at_least_the_time_of_the_longest_trial(device, at_once, 
     assert total_seconds(rows, Execution(device=device, at_once=at_once)) == total
 
 
+def test_an_estimate_counts_that_searches_wait_for_others():
+    rows = plan_here(batches="4,8", lr="tuned", seeds=1).trials
+    rows = [row.model_copy(update={"forecast_seconds": 1.0}) for row in rows]
+    counts = [(row.batch_size, row.stage) for row in rows]
+    assert (counts.count((4, "tune")), counts.count((8, "tune")), len(rows)) == (5, 3, 10)
+    for at_once, total in ((1, 10), (4, 1.25 + 1 + 1), (10, 3)):
+        assert total_seconds(rows, Execution(device="cpu", at_once=at_once)) == total
+
+
 @pytest.mark.usefixtures("four_cores")
 def test_the_forecast_of_memory_limits_the_trials_at_once():
     peak = 1 << 30
@@ -163,6 +174,7 @@ def test_the_forecast_of_memory_limits_the_trials_at_once():
     [
         (5, "local", {}, "each device has 4 cores"),
         (2, "local", {"budget": "1min"}, "a budget of time"),
+        (2, "local", {"target": 3.0}, "with a target"),
         (2, "ray", {}, "on other machines"),
     ],
 )

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from sweep.config.execution import Execution, Services
 from sweep.config.workloads import Command
 from sweep.orchestration.executors.local import LocalExecutor
 from sweep.plan.retry import Outcome, begin_attempt, status_after
+from sweep.training import attempt_trial
 from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked, read_owner
 from tests.commands import COMMAND, SCRIPT, Attempts
@@ -130,6 +132,50 @@ def test_memory_that_runs_out_after_another_trial_counts_only_if_it_comes_again(
     assert is_retried and status.microbatch_size is None
     kind, alone = run(executor, large)
     assert kind == "out_of_memory" and alone != shared
+
+
+def test_memory_that_runs_out_beside_other_trials_counts_only_if_it_comes_again(tmp_path):
+    settings = {"batches": "8", "budget": 8 * 64 * 2, "seeds": 1}
+    chosen = Execution(device="cpu", device_memory_bytes=40 << 20)
+    large = plan_trial(tmp_path / "a", "quick", settings, chosen, device_memory_bytes=1 << 20)
+    two = Execution(device="cpu", at_once=2)
+    executor = LocalExecutor(Services(), two, SweepFolder(tmp_path))
+    kinds = [run(executor, large)[0] for _ in range(2)]
+    executor.close()
+    assert kinds == ["preempted", "out_of_memory"]
+
+
+def leave_unusable(path, status, should_stop):
+    outcome = attempt_trial(path, status, should_stop)
+    return replace(outcome, leaves_process_usable=False)
+
+
+def test_a_process_that_cannot_be_used_again_ends(tmp_path, executor, monkeypatch):
+    monkeypatch.setattr("sweep.orchestration.executors.local.attempt_trial", leave_unusable)
+    ends = [run(executor, trial) for trial in planned(tmp_path / "a", TINY)]
+    assert {kind for kind, _ in ends} == {"complete"}
+    assert len({pid for _, pid in ends}) == len(ends)
+    assert not any(psutil.pid_exists(pid) for _, pid in ends)
+
+
+def test_a_process_that_is_told_to_end_while_it_waits_ends(tmp_path, executor):
+    first, second, _ = planned(tmp_path / "a", TINY)
+    _, waiting = run(executor, first)
+    supervisor = psutil.Process(waiting).parent()
+    os.kill(waiting, signal.SIGTERM)
+    wait_until(lambda: supervisor.status() == psutil.STATUS_ZOMBIE)
+    kind, other = run(executor, second)
+    assert kind == "complete" and other != waiting
+
+
+def test_each_trial_prints_to_its_own_log(tmp_path, executor):
+    trials = planned(tmp_path / "a", TINY)
+    for trial in trials:
+        run(executor, trial)
+    logs = [trial.log_path.read_text() for trial in trials]
+    assert [log.count("attempt 1:") for log in logs] == [1, 1, 1]
+    process = psutil.Process(read_owner(trials[-1].lease_path)["pid"])
+    assert not [file for file in process.open_files() if file.path.endswith("log.txt")]
 
 
 def test_an_error_after_another_trial_counts_only_if_it_comes_again(tmp_path, executor):

@@ -20,7 +20,7 @@ from sweep.decision.next import next_trials
 from sweep.errors import SweepError
 from sweep.orchestration import timing as measuring
 from sweep.orchestration.looks import read_trial_record, trials_after_look
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.timing import fix_tokens, load_timing
@@ -66,6 +66,19 @@ def test_tokens_are_fixed_once_and_a_later_command_trains_nothing_more(tmp_path,
     assert fix_tokens(again, folder, LOCAL) is again
     assert finished_summary(again, folder).exit_code == 0
     assert again.requested == tuple(row.id for row in plan.trials)
+
+
+def test_a_tuned_sweep_that_was_interrupted_keeps_the_tokens_of_all_batch_sizes(
+    tmp_path, timed_briefly
+):
+    planned, folder = plan_in(tmp_path / "s", lr="tuned")
+    fixed = fix_tokens(planned, folder, LOCAL)
+    save_plan(fixed.plan, folder, fixed.timing)
+    tokens = {row.arm: row.tokens for row in fixed.plan.trials}
+    assert {row.arm: row.tokens for row in load_plan(folder).trials} == tokens
+    again, _ = plan_in(tmp_path / "s", lr="tuned")
+    assert not again.plan.awaits_times
+    assert {row.arm: row.tokens for row in again.plan.trials} == tokens
 
 
 def test_the_answer_compares_losses_at_equal_time(tmp_path, timed_briefly):

@@ -196,6 +196,42 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(whole, tune):
     assert losses_of(resumed, rows[0]) == losses_of(whole, rows[1])
 
 
+def test_batch_sizes_that_wait_for_a_prediction_fix_the_tokens_and_are_missed(tune):
+    common = {"batches": "32,48", "budget": 8000, "seeds": 1}  # 32 alone would have 8,000 tokens
+    first = tune(stop_at=3, **common)
+    assert first.is_interrupted and {row.batch_size for row in rows_of(first, "tune")} == {32, 48}
+    plan = load_plan(first.folder)
+    assert {row.tokens for row in plan.trials} == {7968}
+    assert {row.id for row in rows_of(first, "tune", 48)} == {None}
+    waiting = [row for row in sweep_status(first.folder)["trials"] if row["batch_size"] == 48]
+    assert {(row["id"], row["state"]) for row in waiting} == {(None, State.WAITING)}
+
+    # Without 48 the command decides about 32; 48 is still asked about.
+    narrower = tune(**{**common, "batches": "32", "seeds": 3})
+    assert narrower.exit_code == 0
+    assert {row.id for row in rows_of(narrower, "tune", 48)} == {None}
+
+    again = tune(**common)
+    assert again.exit_code == 0
+    plan = load_plan(again.folder)
+    assert {row.tokens for row in plan.trials} == {7968} and None not in {r.id for r in plan.trials}
+    assert {*reported_rates(again)} == {32, 48}
+
+
+def test_a_report_misses_a_batch_size_whose_search_has_not_begun(tune):
+    whole = tune()
+    known = {row.id for row in load_plan(whole.folder).trials}
+    settings = {"batches": "16,32,64", "seeds": 3}  # the new seeds come before the search at 64
+    assert tune(stop_at=2, **settings).is_interrupted
+    rows = [row for row in load_plan(whole.folder).trials if row.id not in known]
+    assert {row.batch_size for row in rows if row.id is None} == {64}
+    sweep = load_sweep(whole.folder.path)
+    (judged,) = sweep.policies
+    (check,) = [check for check in judged.failed if check.code == "missing_batch_size"]
+    assert "64 (no rate decided yet)" in check.evidence and judged.blocking
+    assert sweep.batch_sizes == [16, 32, 64]
+
+
 def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
     whole, tune, faulty, monkeypatch
 ):

@@ -7,6 +7,9 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sweep.models.loss import LIGER_ABOVE
+from sweep.orchestration.execution import GRAPH_TOKENS
+from sweep.training import graph
 from sweep.training.attempt import build_step
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.graph import WARM_UP, GraphedUpdate
@@ -19,6 +22,11 @@ from tests.workloads.trials import CPU, trial_config
 STEPS = 30
 EXACT_RATE = 2.0**-9  # also in float32, in which a graph reads the rate
 CONSTANT = {"name": "constant"}
+
+
+@pytest.fixture(autouse=True)
+def fit_process(monkeypatch):
+    monkeypatch.setattr(graph, "has_failed_capture", False)
 
 
 def config_of(batch=4, microbatch=None, steps=STEPS, bound=8, **fields):
@@ -123,6 +131,11 @@ def test_an_update_that_cannot_be_captured_runs_without_a_graph(capsys, monkeypa
     assert losses[0] == losses[1]
     assert recorder.captures == 1
     assert capsys.readouterr().out.count("steps are not CUDA graphs") == 1
+    assert graph.has_failed_capture
+
+
+def test_a_step_with_a_graph_is_too_small_for_the_loss_that_waits_for_the_host():
+    assert GRAPH_TOKENS <= LIGER_ABOVE
 
 
 class FullRecorder(OperationRecorder):

@@ -28,6 +28,7 @@ class TrialTable:
     is_own: bool  # whether it is a trials.csv, whose counts are exact
     objective: Objective  # the objective of the values
     tuning_command: str | None  # the command that would tune the rates, if it is known
+    waiting: frozenset[int]  # batch sizes whose first rates are not chosen yet
 
     @property
     def has_target(self) -> bool:
@@ -107,6 +108,7 @@ def prepare(
     is_own: bool = True,
     objective: Objective = LOSS,
     tuning_command: str | None = None,
+    waiting: frozenset[int] = frozenset(),
 ) -> TrialTable:
     """Derive true steps, failures, cells and the grids of rates.
 
@@ -115,6 +117,7 @@ def prepare(
         is_own: Whether it is a trials.csv.
         objective: What its values are of.
         tuning_command: The command that would tune the learning rates, if it is known.
+        waiting: Batch sizes without a trial, because their first rates are not chosen yet.
     """
     rows = table.copy()
     if not is_own:
@@ -156,6 +159,7 @@ def prepare(
         is_own=is_own,
         objective=objective,
         tuning_command=tuning_command,
+        waiting=waiting,
     )
 
 

@@ -522,7 +522,7 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     reasons = {}
     for size, status in zip(lost["batch_size"], lost["status"], strict=True):
         reasons[size] = cut(status, MOST_STATUS_CHARACTERS)
-    undecided = set(table.rows["batch_size"]) - set(rows["batch_size"])
+    undecided = {*table.rows["batch_size"], *table.waiting} - {*rows["batch_size"]}
     reasons |= dict.fromkeys(undecided, "no rate decided yet")
     listed = [f"{size:g} ({reason or 'no loss'})" for size, reason in reasons.items()]
     evidence = f"Batch sizes that lack the loss of a seed: {_join(listed)}."

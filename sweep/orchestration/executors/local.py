@@ -78,16 +78,23 @@ class LocalExecutor(Executor):
         slot = self._running.pop(worker)
         if outcome.kind in ("complete", "diverged", "paused"):
             self._failed.discard(folder.id)
-            if may_share:
+            if may_share and outcome.leaves_process_usable:
                 self._idle[worker] = slot
+            elif may_share:
+                worker.end()
             return outcome
 
         self._failed.add(folder.id)
         if may_share:
             worker.end()
-            if outcome.kind in ("error", "out_of_memory") and worker.calls > 1:
-                # An earlier trial of the process may be the reason. The attempt is repeated as it
-                # was, with the same microbatch, in a process of its own.
+            is_after_others = worker.calls > 1
+            is_beside_others = self.slots.count(slot) > 1
+            ran_out = outcome.kind == "out_of_memory"
+            if (ran_out and is_beside_others) or (
+                outcome.kind in ("error", "out_of_memory") and is_after_others
+            ):
+                # Another trial may be the reason. The attempt is repeated as it was, with the same
+                # microbatch, in a process of its own.
                 return Outcome("preempted", outcome.message)
         return outcome
 
