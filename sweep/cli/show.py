@@ -437,7 +437,7 @@ def print_status(document: dict[str, Any]) -> None:
     several = any(row["optimizer"] for row in document["trials"])  # optimizers
     rows = [
         {
-            "id": row["id"],
+            "id": row["id"] or "",
             "optimizer": row["optimizer"],
             "batch size": str(row["batch_size"]),
             "seed": stage_of(row).removeprefix("seed "),

@@ -130,7 +130,8 @@ class Progress(AbstractContextManager["Progress"]):
         names = [row["optimizer"] for row in rows if row["optimizer"]]
         width = max(map(len, names), default=0)
         describe = partial(describe_trial, title=title, width=width)
-        lines = [describe("best so far:", row) for row in rows if row["id"] == document["best"]]
+        known = [row for row in rows if row["id"]]
+        lines = [describe("best so far:", row) for row in known if row["id"] == document["best"]]
 
         if not self._console.is_terminal:
             self._print_line(f"{share:.0%}, {counts}{left}", lines, now)

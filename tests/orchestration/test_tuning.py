@@ -15,9 +15,11 @@ from sweep.analysis.checks import supports_fit
 from sweep.analysis.critical_batch_size import fit_steps, steps_to_target
 from sweep.analysis.results import load_sweep
 from sweep.analysis.tables import compare_batch_sizes
+from sweep.cli.show import print_status
 from sweep.config.execution import Services
 from sweep.config.load import load_experiment
 from sweep.orchestration.planning import make_plan
+from sweep.orchestration.progress import Progress
 from sweep.orchestration.request import Request
 from sweep.orchestration.runner import finished_summary
 from sweep.orchestration.schedule import Scheduler
@@ -196,7 +198,7 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(whole, tune):
     assert losses_of(resumed, rows[0]) == losses_of(whole, rows[1])
 
 
-def test_batch_sizes_that_wait_for_a_prediction_fix_the_tokens_and_are_missed(tune):
+def test_batch_sizes_that_wait_for_a_prediction_fix_the_tokens_and_are_listed(tune, capsys):
     common = {"batches": "32,48", "budget": 8000, "seeds": 1}  # 32 alone would have 8,000 tokens
     first = tune(stop_at=3, **common)
     assert first.is_interrupted and {row.batch_size for row in rows_of(first, "tune")} == {32, 48}
@@ -205,6 +207,11 @@ def test_batch_sizes_that_wait_for_a_prediction_fix_the_tokens_and_are_missed(tu
     assert {row.id for row in rows_of(first, "tune", 48)} == {None}
     waiting = [row for row in sweep_status(first.folder)["trials"] if row["batch_size"] == 48]
     assert {(row["id"], row["state"]) for row in waiting} == {(None, State.WAITING)}
+    with Progress(first.folder, None, is_quiet=False, finals=2):  # no trial has ended, none is best
+        pass
+    print_status(sweep_status(first.folder))
+    printed = capsys.readouterr()
+    assert "of at least" in printed.err and "predicted WAITING" in printed.out
 
     # Without 48 the command decides about 32; 48 is still asked about.
     narrower = tune(**{**common, "batches": "32", "seeds": 3})
