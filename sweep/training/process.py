@@ -229,6 +229,7 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
 def _run(pipe: Connection) -> None:
     stops: list[str] = []
     is_idle = False  # between two calls
+    is_told_to_end = False
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the process ends
 
     def listen() -> None:
@@ -246,8 +247,10 @@ def _run(pipe: Connection) -> None:
             calls.put(None)
 
     def end(*_: object) -> None:
+        nonlocal is_told_to_end
         if is_idle:
             os._exit(0)
+        is_told_to_end = True
         stops.append("preempted")
 
     os.setpgid(0, 0)  # a group, so that `_supervise` can end the children too
@@ -267,6 +270,8 @@ def _run(pipe: Connection) -> None:
             _flush_output()
             pipe.send({"result": result})
             is_idle = True
+            if is_told_to_end:
+                break
     except Exception as error:
         with contextlib.suppress(OSError):
             pipe.send({"error": errors.describe_error(error) + _log_user_error(error)})

@@ -158,7 +158,7 @@ class Result(BaseModel):
     whose FLOPs are known."""
     peak_memory_bytes: Annotated[int | None, Column("bytes")]
     """Largest over all attempts, in training steps: allocated memory on CUDA; resident memory of
-    the process on a CPU, torch included."""
+    the process on a CPU, with torch, and with compiled code and caches of earlier trials."""
     device: str
     """Name of the device."""
     torch_version: str | None
