@@ -125,7 +125,7 @@ def judge_trials(
     by_policy: dict[str, list[PolicyResult]] = {}
     for label, rows_of_label in rows.groupby("label", sort=False):
         policy_name = str(rows_of_label["policy"].iloc[0])
-        optimizer = str(rows_of_label["optimizer"].iloc[0]) if has_optimizers else ""
+        optimizer = str(rows_of_label["optimizer"].iloc[0])
         waiting = _waiting_batch_sizes(plan, policy_name, optimizer)
         table = prepare(
             rows_of_label, objective=objective, tuning_command=tuning_command, waiting=waiting
@@ -137,7 +137,7 @@ def judge_trials(
         result = PolicyResult(
             label=str(label),
             policy=policy_name,
-            optimizer=optimizer,
+            optimizer=optimizer if has_optimizers else "",
             checks=_make_checks(table, curve, plan),
             rates=table.rates,
             scope=scope_of(trials, str(label), plan),
@@ -157,12 +157,11 @@ def judge_trials(
 
 def _waiting_batch_sizes(plan: Plan | None, policy: str, optimizer: str) -> frozenset[int]:
     """Return the batch sizes of a policy whose first rates are not chosen yet."""
-    rows = plan.waiting_searches if plan else ()
-    return frozenset(
-        row.batch_size
-        for row in rows
-        if row.policy == policy and (row.optimizer or "") in (optimizer, "")
-    )
+    sizes = set[int]()
+    for row in plan.waiting_searches if plan else ():
+        if row.policy == policy and row.optimizer in (None, optimizer):
+            sizes.add(row.batch_size)
+    return frozenset(sizes)
 
 
 def _make_checks(table: TrialTable, curve: StepsCurve | None, plan: Plan | None) -> list[Check]:

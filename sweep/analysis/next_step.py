@@ -31,6 +31,7 @@ from sweep.config.arms import Arm
 from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, UNDECIDED
 from sweep.decision.first_rates import first_rates_of
+from sweep.decision.next import next_trials
 from sweep.decision.proposal import (
     Proposal,
     check_of_command,
@@ -81,9 +82,15 @@ class TunedResults:
         return {check.code for check in self.blocking}
 
     @property
+    def is_open(self) -> bool:
+        """True if an answer leaves its question open."""
+        return any(not answer.decided for answer in self.answers)
+
+    @property
     def is_settled(self) -> bool:
-        is_open = any(not answer.decided or answer.provisional for answer in self.answers)
-        return len(self.answers) > 0 and not is_open and not self.blocking
+        is_provisional = any(answer.provisional for answer in self.answers)
+        is_answered = len(self.answers) > 0 and not self.is_open and not is_provisional
+        return is_answered and not self.blocking
 
 
 def read_records(sweep: SweepTables) -> list[TrialRecord]:
@@ -149,12 +156,13 @@ def command_for_times(sweep: SweepTables) -> str | None:
     return None if sweep.plan.why_untimed else f"sweep time {_Search(sweep).folder_to_name()}"
 
 
-def can_decide_more(sweep: SweepTables) -> bool:
-    """Return True if further trainings could decide about batch sizes with `--answer order`."""
-    search = _Search(sweep)
-    with contextlib.suppress(SweepError):
-        return search.add_trials(sweep.batch_sizes, answer="order") is not None
-    return False
+def can_decide_more(sweep: SweepTables, sizes: Sequence[int]) -> bool:
+    """Return True if trainings at tuned rates would be added with `--answer order`."""
+    settings = sweep.plan.settings
+    answer = settings.answer.model_copy(update={"question": "order"})
+    changes = {"batches": tuple(sizes), "lr": tuned_lr(sweep.plan), "answer": answer}
+    experiment = settings.model_copy(update=changes)
+    return bool(next_trials(sweep.plan, experiment, read_records(sweep), sweep.timing))
 
 
 def command_for_fewest_tokens(sweep: SweepTables, answer: Answer) -> str | None:
@@ -207,10 +215,9 @@ class _Search:
         if step is None:
             step = self._tune_again(sizes, tuned)
         if step is None and not tuned.is_settled:
-            step = self.add_trials(sizes)
-        is_open = any(not answer.decided for answer in tuned.answers)
-        if step is None and is_open:  # what `which` does not ask about may still be decided
-            step = self.add_trials(sizes, answer="order")
+            step = self._add_trials(sizes)
+        if step is None and tuned.is_open:  # what `which` does not ask about may still be decided
+            step = self._add_trials(sizes, answer="order")
         if step is not None:
             return step
 
@@ -366,12 +373,13 @@ class _Search:
             )
         return max(at_highest) if at_highest else min(at_lowest)
 
-    def add_trials(self, sizes: Sequence[int], **changes: Any) -> NextStep | None:
+    def _add_trials(self, sizes: Sequence[int], **others: Any) -> NextStep | None:
         """Propose `--seeds auto`, with a higher limit if the sweep has reached its own."""
         answer = self.plan.settings.answer
         limits = [answer.max_seeds, min(2 * answer.max_seeds, LOOKS[-1]), LOOKS[-1]]
         for limit in dict.fromkeys(limits):
-            changes |= {
+            changes = {
+                **others,
                 "batches": list(sizes),
                 "lr": self.lr,
                 **self._own_out(),
@@ -495,7 +503,7 @@ class _Search:
 
         rows = [*chain.from_iterable(answer.batch_sizes for answer in tuned.answers)]
         undecided = sorted({r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED})
-        if undecided and any(not answer.decided for answer in tuned.answers):
+        if undecided and tuned.is_open:
             seeds = min(row.seeds for row in rows if row.batch_size in undecided)
             subject = f"batch size {join(undecided)}"
             if seeds >= LOOKS[-1]:

@@ -131,14 +131,20 @@ class Sweep(tables.SweepTables):
         seeds = [row.seeds for row in rows]
         most_seeds = self.plan.settings.answer.max_seeds
         is_auto = self.plan.settings.seeds == "auto"
-        is_below_limit = bool(rows) and min(seeds) < most_seeds
-        if is_auto and answer.decided and is_below_limit and can_decide_more(self):
+        has_seeds_left = len(rows) > 0 and min(seeds) < most_seeds
+        if is_auto and answer.decided and has_seeds_left and self._can_decide_more(result):
             lines.append("With --answer order, the command goes on with what seeds can decide.")
         elif rows and max(seeds) >= most_seeds:
             lines.append(f"The sweep ended at {max(seeds)} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)
         return lines
+
+    def _can_decide_more(self, result: PolicyResult) -> bool:
+        """Return True if `--answer order` would add trainings; not known at rates not tuned."""
+        if result.answer is None or result.policy != self.plan.tuned_policy:
+            return False
+        return can_decide_more(self, [row.batch_size for row in result.answer.batch_sizes])
 
     @property
     def report(self) -> Path:
@@ -166,7 +172,7 @@ def load_sweep(
         path: the folder.
         pursues: what the answer is about: tokens, time or steps; by default what the sweep's
             newest command asked for.
-        price: of a device for an hour; by default as in the newest command.
+        price: the price of a device for an hour; by default as in the newest command.
         question: which or order, by default as in the newest command.
 
     Raises:

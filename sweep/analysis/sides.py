@@ -130,11 +130,11 @@ def find_soonest(
     at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
     soonest = min(candidates, key=lambda size: at_best_rates[size].median)
     about_times = decision_about_times(decision, times)
-    within: list[int] = []
+    chosen = soonest
     if question == "which" and about_times is not None:
         is_within = about_times.is_within(objective.margin)
         within = [size for size in candidates if is_within[times.sizes.index(size)]]
-    chosen = min(within or [soonest], key=lambda size: at_best_rates[size].median)
+        chosen = min(within, key=lambda size: at_best_rates[size].median, default=soonest)
     time = at_best_rates[chosen]
 
     details = [format_seconds(time.median)]

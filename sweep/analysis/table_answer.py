@@ -47,7 +47,7 @@ def answer(
             for the tokens to a target a share of them, by default 0.05.
         pursues: what counts: tokens, time or steps; auto: time with a target or a
             budget of time, else tokens.
-        price: of a device for an hour, in any currency.
+        price: the price of a device for an hour, in any currency.
         question: `decided` is about one batch size to use (which), or about all of them (order).
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)

@@ -39,7 +39,10 @@ Number = TypeVar("Number", int, float)
 
 
 def build_table(rows: Sequence[Mapping[str, str | None]], gap: int = 2) -> Table:
-    """Build a table without the columns that are None in each row; ids are never folded."""
+    """Build a table without the columns that are None in each row; ids are never folded.
+
+    A cell that is None is empty.
+    """
     table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold")
     names = []
     for name in rows[0] if rows else ():
@@ -54,7 +57,8 @@ def build_table(rows: Sequence[Mapping[str, str | None]], gap: int = 2) -> Table
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*(Text(printable(row[name])) for name in names))
+        cells = [row[name] for name in names]
+        table.add_row(*(Text("" if cell is None else printable(cell)) for cell in cells))
     return table
 
 
@@ -437,11 +441,11 @@ def print_status(document: dict[str, Any]) -> None:
     several = any(row["optimizer"] for row in document["trials"])  # optimizers
     rows = [
         {
-            "id": row["id"] or "",
+            "id": row["id"],
             "optimizer": row["optimizer"],
             "batch size": str(row["batch_size"]),
             "seed": stage_of(row).removeprefix("seed "),
-            "lr": write_if(row["learning_rate"], "{:.3g}".format) or "predicted",
+            "lr": "predicted" if row["learning_rate"] is None else f"{row['learning_rate']:.3g}",
             "state": state_of(row).replace(" ", "\n"),
             unit: write_if(row["tokens"], format_count),
             "loss": write_if(row["loss"]),

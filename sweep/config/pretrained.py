@@ -122,7 +122,7 @@ def with_transformers(
     model's, unless they were set for this model. `replaced_sizes` lists what is not used.
 
     Args:
-        fields: of the experiment, with the flags.
+        fields: those of the experiment, with the flags.
         file: the fields of the experiment's file, with the sizes of its model.
     """
     init = fields.get("init")

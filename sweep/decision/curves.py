@@ -240,7 +240,7 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats, compared: in
 
     Args:
         points: losses of the rates near the best, (..., k).
-        variance: of one loss over seeds, (..., k); where it is NaN, nothing is bounded.
+        variance: that of one loss over seeds, (..., k); where it is NaN, nothing is bounded.
         used: log rates of the final trials, (..., k).
         compared: number of batch sizes that are compared.
     """
@@ -316,7 +316,7 @@ def rates_to_use(points: RatePoints, pools_noise: bool) -> Floats:
     best that did not diverge.
 
     Args:
-        points: of one or several batch sizes, (..., k).
+        points: those of one or several batch sizes, (..., k).
         pools_noise: whether the noise is that of the residuals at all batch sizes; a few rates of
             one hardly show it. If not, the rate of each depends on its own trials only.
     """

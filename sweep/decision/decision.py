@@ -153,8 +153,8 @@ class Decision:
         It must have no other errors: sweeps with a target compare equal amounts.
 
         Args:
-            log_ratios: of the times per token, row over column, (..., k, k), and their bounds; all
-                of them are known.
+            log_ratios: those of the times per token, row over column, (..., k, k), and their
+                bounds; all are known.
         """
         assert self.other_errors is None
         estimate, low, high = log_ratios
@@ -220,7 +220,7 @@ def decide(
     """Compute the interval of every batch size's gap to the best.
 
     Args:
-        losses: of the final trials, (..., k, seeds); NaN for missing seeds. A batch size with
+        losses: those of the final trials, (..., k, seeds); NaN for missing seeds. A batch size with
             an infinite loss is not compared. If two that are compared share no seed, both gaps are
             unbounded above.
         points: losses of the rates near the best, (..., k); None if the rates were not tuned.
@@ -262,9 +262,9 @@ def _half_widths(
     """Return half the widths of the intervals of all differences, (..., k, k).
 
     Args:
-        losses: of the final trials, (..., k, seeds).
+        losses: those of the final trials, (..., k, seeds).
         count: seeds that a pair has in common, (..., k, k).
-        variance: of the differences of a pair, (..., k, k).
+        variance: that of the differences of a pair, (..., k, k).
         compared: number of batch sizes that are compared.
         looks: as in `decide`.
         error: as in `decide`.

@@ -32,8 +32,8 @@ def bound_time_ratios(
     without times.
 
     Args:
-        seconds: of the trials of each batch size.
-        rounds: of each batch size, the seconds that each round says for a trial; None without any.
+        seconds: those of the trials of each batch size.
+        rounds: the seconds of a trial by each round, for each batch size; None without any.
     """
     k = len(seconds)
     low = np.where(np.eye(k, dtype=bool), 0.0, -np.inf)
@@ -108,7 +108,7 @@ def steepest_slope(tokens: Sequence[float], values: Sequence[float]) -> float:
     milestones.
 
     Args:
-        tokens: of the milestones of a trial, ascending.
+        tokens: those of the milestones of a trial, ascending.
         values: at the milestones; less is better.
     """
     late = [index for index, count in enumerate(tokens) if 2 * count >= max(tokens)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import best_curve, rate_points
+from sweep.decision.curves import RatePoints, best_curve, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan
 from sweep.plan.policies import Policy
 from sweep.plan.rate_search import FINEST, GRID, PREDICTED, RateTrial, is_in, neighbours
@@ -163,11 +163,15 @@ def _predict(
     return float(f"{math.exp(log_rate):.3g}")
 
 
+def points_of_search(values: Values) -> RatePoints:
+    """Return the points of one batch size, of which a search tries each rate with one seed."""
+    return rate_points({rate: {TUNING_SEED: value} for rate, value in values.items()})
+
+
 def _best_of(values: Values) -> tuple[float, float]:
     """Return the best log rate and the curvature of the curve that fits best.
 
     Without a result, the rate is NaN.
     """
-    points = rate_points({rate: {TUNING_SEED: value} for rate, value in values.items()})
-    log_rate, curvature = best_curve(points)
+    log_rate, curvature = best_curve(points_of_search(values))
     return float(log_rate), float(curvature)

@@ -88,7 +88,7 @@ def ratio_of_rounds(
     """Estimate the ratio of the times of two batch sizes from interleaved rounds.
 
     Args:
-        times: of one batch size, one per round.
+        times: those of one batch size, one per round.
         other_times: those of the other one, in the same rounds.
         batch_sizes: number of those that were timed. The intervals of all pairs hold together.
     """

@@ -1,6 +1,6 @@
 """Read the status of a sweep from its folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sweep.config.objective import Objective
@@ -22,17 +22,16 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     metric = plan.settings.evaluated
     target = plan.settings.target
     rows = []
-    for planned in plan.known_trials:
-        trial = folder.trial(str(planned.id))
-        rows.append(_trial_status(trial, planned, has_runner, metric))
-    rows += [
-        _row_of_status(planned, TrialStatus(), {}, metric) for planned in plan.waiting_searches
-    ]
-    _forecast_ends(rows, (*plan.known_trials, *plan.waiting_searches))
+    for planned in plan.trials:
+        if planned.id is None:
+            rows.append(_row_of_status(planned, TrialStatus(), {}, metric))
+        else:
+            rows.append(_trial_status(folder.trial(planned.id), planned, has_runner, metric))
+    _forecast_ends(rows, plan)
     seconds = time_left(rows)
 
     ends = [(row["state"], row["cause"]) for row in rows]
-    if _awaits_finals(folder, plan):
+    if plan.waiting_searches or _awaits_finals(folder, plan):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
     is_running = has_runner or any(state is State.RUNNING for state, _ in ends)
@@ -53,9 +52,9 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     }
 
 
-def _forecast_ends(rows: list[dict[str, Any]], trials: Sequence[PlannedTrial]) -> None:
+def _forecast_ends(rows: list[dict[str, Any]], plan: Plan) -> None:
     """Enter when open trials end, at their own speed, that of their arm, or as forecast."""
-    pairs = [*zip(rows, trials, strict=True)]
+    pairs = [*zip(rows, plan.trials, strict=True)]
     rates = {}
     for row, planned in pairs:
         if row["tokens_per_second"]:

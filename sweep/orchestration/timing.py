@@ -169,6 +169,7 @@ def find_due_timing(
     statuses = read_statuses(plan, folder)
     sizes = microbatch_sizes(plan, statuses)
     has_ended = all(status.state.is_finished for status in statuses.values())
+    has_ended &= not plan.waiting_searches
     if plan.why_untimed or len(sizes) < 2 or not has_ended:
         return None
 

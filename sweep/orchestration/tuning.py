@@ -21,8 +21,8 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import RatePoints, rate_points, rates_to_use, stack_points
-from sweep.decision.first_rates import Values, first_rates_of
+from sweep.decision.curves import rates_to_use, stack_points
+from sweep.decision.first_rates import Values, first_rates_of, points_of_search
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
@@ -171,7 +171,6 @@ class Tuning:
                 self._awaited[row.arm] = row
 
         self._started: set[str] = set()  # ids that this command has started
-        self._recorded: dict[str, list[TuningTrial]] = {}  # finished trials by name of their study
         self._is_warned = False
 
     def next_round(self) -> Pauses:
@@ -357,15 +356,11 @@ class Tuning:
 
     def _record(self, study: Study) -> None:
         """Write finished trials to Optuna's storage; wait while it is locked or does not answer."""
-        finished = [trial for trial in study.trials if trial.loss is not None]
-        if self._recorded.get(study.name) == finished:
-            return
         while not self.schedule.is_ending:
             try:
                 if self.is_default:
                     store.set_aside_damaged(self.folder.path / "optuna.db")
                 study.record(open_storage(self.storage_url))
-                self._recorded[study.name] = finished
                 return
             except Exception as error:
                 if not is_without_answer(error):
@@ -456,12 +451,12 @@ class Tuning:
             if row is None:
                 continue
             won.append((study, row))
-            points.append(_points_of(_values_of(study.trials)))
+            points.append(points_of_search(_values_of(study.trials)))
         if not won:
             return []
 
         winners = []
-        points += map(_points_of, of_decided)
+        points += map(points_of_search, of_decided)
         log_rates = rates_to_use(stack_points(points), pools_noise=self.settings.predicts_rates)
         for (study, row), log_rate in zip(won, log_rates[: len(won)], strict=True):
             if not study.extra:
@@ -486,10 +481,6 @@ class Tuning:
 def _values_of(trials: Iterable[TuningTrial]) -> Values:
     """Return values by rate, NaN for those without one."""
     return {trial.rate: math.nan if trial.value is None else trial.value for trial in trials}
-
-
-def _points_of(values: Values) -> RatePoints:
-    return rate_points({rate: {TUNING_SEED: value} for rate, value in values.items()})
 
 
 def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:

@@ -44,7 +44,7 @@ def unmet_needs(experiment: Experiment) -> Iterator[UnmetNeed]:
 def _unmet_needs_of_tuning(experiment: Experiment) -> Iterator[UnmetNeed]:
     if not parse_policy(experiment.lr).is_tuned:
         for name in TuningSettings.model_fields:
-            if name == "own_rate":  # the lr of the file, which nobody sets
+            if name == "own_rate":  # the lr of the file, not a choice
                 continue
             yield UnmetNeed(
                 key=f"tuning.{name}",

@@ -27,7 +27,7 @@ def rounds_within(seconds_per_step: Sequence[float], rounds: int, seconds: float
     """Return how many rounds of the least steps, at most `rounds`, fit in these seconds.
 
     Args:
-        seconds_per_step: of each arm.
+        seconds_per_step: those of each arm.
         rounds: the number wanted.
         seconds: for all rounds; may be infinite.
     """
@@ -44,7 +44,7 @@ def choose_steps(
     least `LEAST_STEPS` in a round. The others then have less, so that the total stays the same.
 
     Args:
-        seconds_per_step: of each arm.
+        seconds_per_step: those of each arm.
         rounds: their number, which fits according to `rounds_within`.
         seconds_per_arm: the most for an arm, in all rounds.
         seconds: for all rounds of all arms; may be infinite.

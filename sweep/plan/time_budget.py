@@ -16,7 +16,7 @@ def tokens_in_time(plan: Plan, timing: Timing) -> dict[Arm, int]:
 
     Args:
         plan: with a budget of time.
-        timing: of all arms of the plan.
+        timing: one of all arms of the plan.
 
     Raises:
         SweepError: if the time is less than a step of some batch size.

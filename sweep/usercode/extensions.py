@@ -44,7 +44,7 @@ def all_classes(
     """Return the shipped classes of a registry, and those that installed packages add to it.
 
     Args:
-        group: of entry points, such as sweep.policies.
+        group: the entry points' group, such as sweep.policies.
         base: the class from which all are derived.
         shipped: the classes of this package.
         key: the attribute that names a class; the entry point must have the same name.

@@ -134,7 +134,7 @@ def test_memory_that_runs_out_after_another_trial_counts_only_if_it_comes_again(
     assert kind == "out_of_memory" and alone != shared
 
 
-def test_memory_that_runs_out_beside_other_trials_counts_only_if_it_comes_again(tmp_path):
+def test_memory_that_runs_out_while_others_may_run_counts_only_if_it_comes_again(tmp_path):
     settings = {"batches": "8", "budget": 8 * 64 * 2, "seeds": 1}
     chosen = Execution(device="cpu", device_memory_bytes=40 << 20)
     large = plan_trial(tmp_path / "a", "quick", settings, chosen, device_memory_bytes=1 << 20)

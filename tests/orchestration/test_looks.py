@@ -108,6 +108,20 @@ def test_a_finished_sweep_needs_nothing_more_and_a_tighter_tolerance_does(whole)
     assert following(tolerance=1e-5, max_seeds=20) != []
 
 
+def test_a_report_offers_all_verdicts_only_if_further_trials_may_tell_them(whole, tmp_path):
+    """At 0.01 the rates are not known well enough; at 0.02 further seeds may tell."""
+    wider = decide_in(tmp_path / "sweep", tolerance=0.02)
+    for summary, tolerance, is_offered in ((whole, 0.01, False), (wider, 0.02, True)):
+        sweep = load_sweep(summary.folder.path)
+        assert sweep.answer().decided
+        assert any("With --answer order" in line for line in sweep.sentences()) is is_offered
+
+        order = {**AUTO, "tolerance": tolerance, "device": "cpu", "answer": "order"}
+        planned = make_plan(read_request("quadratic", order, summary.folder.path))
+        more = trials_after_look(planned.plan, planned.experiment, summary.folder)
+        assert bool(more) is is_offered
+
+
 @pytest.mark.parametrize(
     "stop_at", [24, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 32))]
 )

@@ -87,14 +87,13 @@ class LocalExecutor(Executor):
         self._failed.add(folder.id)
         if may_share:
             worker.end()
-            is_after_others = worker.calls > 1
-            is_beside_others = self.slots.count(slot) > 1
-            ran_out = outcome.kind == "out_of_memory"
-            if (ran_out and is_beside_others) or (
-                outcome.kind in ("error", "out_of_memory") and is_after_others
-            ):
-                # Another trial may be the reason. The attempt is repeated as it was, with the same
-                # microbatch, in a process of its own.
+            # Another trial may be the reason. The attempt is then repeated as it was, with the same
+            # microbatch, in a process of its own.
+            has_other_reason = {
+                "error": worker.calls > 1,
+                "out_of_memory": worker.calls > 1 or self.slots.count(slot) > 1,
+            }
+            if has_other_reason.get(outcome.kind):
                 return Outcome("preempted", outcome.message)
         return outcome
 
