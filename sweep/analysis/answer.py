@@ -40,7 +40,6 @@ from sweep.config.arms import Arm
 from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
-from sweep.decision.curves import rate_points, stack_points
 from sweep.decision.decision import (
     ALPHA,
     LOOKS,
@@ -51,6 +50,7 @@ from sweep.decision.decision import (
     decide,
 )
 from sweep.decision.question import Question, is_answered
+from sweep.decision.rates import rate_points, stack_points
 
 DEFAULT_SETTINGS = AnswerSettings()
 
