@@ -130,11 +130,11 @@ class Sweep(tables.SweepTables):
         rows = [row for row in answer.batch_sizes if row.tolerance_verdict == UNDECIDED]
         seeds = [row.seeds for row in rows]
         most_seeds = self.plan.settings.answer.max_seeds
-        is_auto = self.plan.settings.seeds == "auto"
-        has_seeds_left = len(rows) > 0 and min(seeds) < most_seeds
-        if is_auto and answer.decided and has_seeds_left and self._can_decide_more(result):
-            lines.append("With --answer order, the command goes on with what seeds can decide.")
-        elif rows and max(seeds) >= most_seeds:
+        is_auto = self.plan.settings.seeds == "auto" and len(rows) > 0
+        if is_auto and answer.decided:
+            if min(seeds) < most_seeds and self._can_decide_more(result):
+                lines.append("With --answer order, the command goes on with what seeds can decide.")
+        elif is_auto and max(seeds) >= most_seeds:
             lines.append(f"The sweep ended at {max(seeds)} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)

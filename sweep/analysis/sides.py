@@ -112,9 +112,8 @@ def find_soonest(
 ) -> Side:
     """Return the batch size that reaches the target first, compared with that of fewest tokens.
 
-    For the question `which`, one that is known to be within the tolerance is preferred of those
-    that may be the first. `decision` is at the level of error that is left when the ratios of times
-    have theirs.
+    For the question `which`, one that is known to be within the tolerance is preferred. `decision`
+    is at the level of error that is left when the ratios of times have theirs.
     """
     if not objective.is_ratio or target is None:
         return unknown_side(NEEDS_A_TARGET)
@@ -127,13 +126,13 @@ def find_soonest(
 
     to_target = compare_times(decision, times, objective)
     candidates = [size for size in compared if to_target.may_be_soonest[times.sizes.index(size)]]
-    at_best_rates = {size: _at_best_rate(decision, times, size) for size in candidates}
+    at_best_rates = {size: _at_best_rate(decision, times, size) for size in compared}
     soonest = min(candidates, key=lambda size: at_best_rates[size].median)
     about_times = decision_about_times(decision, times)
     chosen = soonest
     if question == "which" and about_times is not None:
         is_within = about_times.is_within(objective.margin)
-        within = [size for size in candidates if is_within[times.sizes.index(size)]]
+        within = [size for size in compared if is_within[times.sizes.index(size)]]
         chosen = min(within, key=lambda size: at_best_rates[size].median, default=soonest)
     time = at_best_rates[chosen]
 
@@ -152,7 +151,7 @@ def find_soonest(
         start = f"known to be within {objective.write(objective.tolerance)} of the {start}"
     return Side(
         batch_size=chosen,
-        candidates=candidates,
+        candidates=sorted({*candidates, chosen}),
         basis=f"{start} to a loss of {target:g} ({'; '.join(details)})",
         value=time.median,
         interval=(time.low, time.high) if time.is_interval else None,

@@ -196,6 +196,8 @@ def answer_of(
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return TableAnswer(sweep.answer(), sweep.sentences(), [])
         table = read_one_table(sweep.trials, metric)
+        own = sweep.plan.settings.answer  # with the flags; its tolerance is of its own metric
+        settings = own.model_copy(update={"tolerance": settings.tolerance})
     answered = _answer_table(table, direction, settings)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)

@@ -65,7 +65,8 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     """Centre of the first rates, by default the experiment's own lr or one for tinystories."""
     centred_by: Annotated[Literal["fit", "rule"], RunFlag(Group.TUNING, "centre")] = "fit"
     """fit: try rates near those predicted by the batch sizes before. rule: search each alone."""
-    own_rate: OwnRate = OwnRate()  # the rate that the experiment's file names
+    # the file's `lr` and optimizer, around which a search begins; {}: not at the file's rate
+    own_rate: OwnRate = OwnRate()
     # centres of single optimizers, by name
     centres: dict[OptimizerName, Annotated[float, Field(gt=0, le=1e6)]] = Field(default={})
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
@@ -86,7 +87,7 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     """Recommend by tokens, time or steps; by default time with a target or a budget of time."""
 
     question: Annotated[Literal["which", "order"], RunFlag(name="answer")] = "which"
-    """which: one batch size to use, then stop. order: all of them, as --seeds auto can decide."""
+    """Question that ends --seeds auto. which: one batch size to use. order: a verdict on each."""
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
     price: Annotated[float | None, Field(gt=0, le=1e9), RunFlag(Group.DEVICES)] = None
@@ -174,7 +175,7 @@ class Experiment(TrainingSettings):
     seeds: Annotated[int | str | None, BeforeValidator(_read_seeds), RunFlag(metavar="N|auto")] = (
         None
     )
-    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until --answer is clear."""
+    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until it is answered."""
     optimizers: Annotated[
         tuple[OptimizerName, ...], COMMAS, RunFlag(Group.TUNING, metavar="NAME,…")
     ] = ()

@@ -23,8 +23,8 @@ from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiment
 from sweep.usercode.commands import refuse_unusable_command, title_of_command
 
 MAX_EXPERIMENT_BYTES = 1 << 20
-# Flags with which the rate of an experiment's file is that of another model.
-OF_OTHER_MODEL = {"command", "init", "lora", "model", "workload"}
+# Flags, in addition to another --model, with which an experiment's file names another model's rate.
+OF_OTHER_MODEL = {"command", "init", "lora", "workload"}
 # Flags of the keys of a workload, such as group_size.
 WORKLOAD_KEYS = [
     field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
@@ -63,7 +63,8 @@ def load_experiment(
     if is_other_model and "schedule" not in flags and not _is_path(name):
         _drop_warmup_of_shipped_model(fields)
 
-    _keep_own_rate(fields, file, flags)
+    if not is_other_model:
+        _keep_own_rate(fields, file, flags)
     _check_command(fields, flags)
     fields |= _fields_without_text(fields)
     _complete_model(fields)

@@ -172,23 +172,23 @@ class Decision:
     def is_outside(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_low > tolerance)
 
-    def reach(self, *, of_seeds: bool, of_rates: Flags | bool) -> tuple[Floats, Floats]:
-        """The largest low end and the least high end that gaps may have once more is known.
+    def reach(self, *, without_noise: bool, known_rates: Flags | bool) -> tuple[Floats, Floats]:
+        """Return the largest low end and the least high end that further trainings may give gaps.
 
         They are those of the most favourable differences inside the present intervals, (..., k).
 
         Args:
-            of_seeds: whether the noise of the seeds would be gone.
-            of_rates: the batch sizes whose best rates would be known exactly, (..., k).
+            without_noise: whether the noise of the seeds would be gone.
+            known_rates: the batch sizes whose best rates would be known exactly, (..., k).
         """
         noise = np.zeros(self.half_width.shape)
-        known = replace(self, rates=self._rates_of(of_rates), other_errors=None)
-        estimate, below, above = known._estimates(self.half_width if of_seeds else noise)
+        known = replace(self, rates=self._rates_of(known_rates), other_errors=None)
+        estimate, below, above = known._estimates(self.half_width if without_noise else noise)
         lowest = estimate - below
         highest = estimate + above
 
-        remaining = replace(self, rates=self._rates_of(np.logical_not(of_rates)))
-        _, below, above = remaining._estimates(noise if of_seeds else self.half_width)
+        remaining = replace(self, rates=self._rates_of(np.logical_not(known_rates)))
+        _, below, above = remaining._estimates(noise if without_noise else self.half_width)
         with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
             return self._gaps_of(highest - below, lowest + above)
 

@@ -160,18 +160,21 @@ def next_trainings(
 ) -> tuple[Counts, Counts, Flags]:
     """Return the seeds and tuning seeds that each batch size should have, and which need rates.
 
-    Batch sizes whose verdicts the question needs get more, those that keep them from being within
-    the tolerance, and the best of all. Tuning comes first, only if verdicts may change were the
-    rates known exactly, and with the question `which` only if theirs is the larger error: rates
-    next to the best one if the curve has a corner, and if the regret is not known to within half of
-    the tolerance, such rates where the curve does not fit, else tuning seeds. Seeds follow only
-    where they may decide, if need be with the tuning that is left. All have the shape (..., k).
-    Nothing changes once the question is answered, or nothing may decide more.
+    Three kinds of batch sizes get more: those whose verdicts the question needs, those that keep
+    them from being within the tolerance, and the best of all. Nothing changes once the question is
+    answered, or if nothing may decide more. All arrays have the shape (..., k).
+
+    Tuning comes first if verdicts may change were the rates known exactly. With the question
+    `which`, the error of the rates must also be the larger one. A corner of the curve gets rates
+    next to the best one. A regret that is not known to within half of the tolerance gets such rates
+    if the curve does not fit, else tuning seeds.
+
+    Seeds follow if they may decide, if need be with the tuning that is left.
     """
     may_add_rates, may_add_seeds = _tunable(decision, tuning_seeds, is_refinable, tolerance)
     may_tune = may_add_rates | may_add_seeds
-    of_seeds = decision.reach(of_seeds=True, of_rates=may_tune)
-    of_rates = decision.reach(of_seeds=False, of_rates=may_tune)
+    of_seeds = decision.reach(without_noise=True, known_rates=may_tune)
+    of_rates = decision.reach(without_noise=False, known_rates=may_tune)
     may_be_within = of_seeds[1] <= tolerance
     asked = undecided_of(decision, question, pursues, tolerance, may_be_within)
     needs_seeds = _needed(decision, asked, of_seeds, tolerance)

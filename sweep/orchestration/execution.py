@@ -11,7 +11,6 @@ from sweep.config.numbers import format_bytes, format_seconds
 from sweep.config.optimizers import OPTIMIZER_FACTS, optimizer_facts
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.plan.accumulation import largest_divisor
 from sweep.plan.plan import Plan, PlannedTrial, stages_of, tokens_at_once
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
@@ -21,8 +20,10 @@ from sweep.trial.folder import SweepFolder
 COMPILE_FLOPS = 1.5e12
 COMPILE_SECONDS = 15.0  # training time with about so many FLOPs
 # FLOPs of a microbatch up to which trials of one thread each train on more tokens together than one
-# trial with all threads (docs/performance.md).
+# trial with all threads. They did at 5e9 and did not at 1e12; between, it was not measured.
 AT_ONCE_FLOPS = 1e11
+# Exponent of a small step's speed: two threads are 1.2 to 1.45 times as fast as one.
+EXPONENT_OF_THREADS = 0.4
 # Size of a step, above which its kernels run for longer than they take to launch.
 GRAPH_FLOPS = 10**12  # over 2 ms on an H100 or H200
 GRAPH_TOKENS = 16_384  # small models with many tokens wait for memory
@@ -281,7 +282,8 @@ def _limit_of_device(plan: Plan, folder: SweepFolder, cores: int, is_elsewhere: 
     except SweepError as error:
         return Limit(1, f"memory cannot be forecast ({error})")
     if count == cores:
-        return Limit(cores, f"each device has {cores} cores")
+        of_device = "1 core" if cores == 1 else f"{cores} cores"
+        return Limit(cores, f"each device has {of_device}")
     sizes = f"{format_bytes(needed_bytes)} of {format_bytes(usable_bytes)}"
     return Limit(count, f"a trial may take {sizes} by forecast")
 
@@ -312,23 +314,30 @@ def count_trials_that_fit(configs: list[TrialConfig], most: int) -> tuple[int, i
 
 
 def _decide_trials_at_once(plan: Plan, limit: Limit, cores: int, gpus: int) -> Limit:
-    """Return the largest number of trials per device that is within all limits.
+    """Return the number of trials per device that train the most tokens, within all limits.
 
-    It divides the cores, so that none is idle while so many run. On a GPU the size of the steps is
-    no limit, because how well they share it is not known.
+    On a GPU it is the largest, and the size of the steps is no limit: how well trials share it is
+    not known.
     """
     most = max(map(len, stages_of(plan.trials)))  # that do not wait for others
     reason = f"at most {most} of the plan's trials can run together"
     if gpus > 1:
         reason += f" on {gpus} devices"
     limits = [limit, Limit(math.ceil(most / gpus), reason)]
-    if plan.execution.device == "cpu":
+    is_on_cpu = plan.execution.device == "cpu"
+    if is_on_cpu:
         limits.insert(0, _limit_by_steps(plan, cores))
     least = min(limits, key=lambda limit: limit.trials)
-    count = largest_divisor(cores, least.trials)
+    if not is_on_cpu:
+        return least
+
+    def speed(count: int) -> float:
+        return float(count * (cores // count) ** EXPONENT_OF_THREADS)
+
+    count = max(range(1, least.trials + 1), key=speed)
     if count == least.trials:
         return least
-    return Limit(count, f"{least.reason}, and more would leave some of {cores} cores idle")
+    return Limit(count, f"{least.reason}, and {count} make better use of {cores} cores")
 
 
 def _limit_by_steps(plan: Plan, cores: int) -> Limit:
@@ -339,8 +348,8 @@ def _limit_by_steps(plan: Plan, cores: int) -> Limit:
     flops = microbatch * plan.tokens_per_sequence * plan.model.flops_per_token
     reason = f"a microbatch has up to {flops:.1e} FLOPs"
     if flops > AT_ONCE_FLOPS:
-        return Limit(1, f"{reason}, which several threads speed up")
-    return Limit(cores, f"{reason}, for which one thread is enough")
+        return Limit(1, f"{reason}, which is taken to be better for one trial with all threads")
+    return Limit(cores, f"{reason}, which is taken to be better for trials of one thread")
 
 
 def bound_by_memory(plan: Plan, folder: SweepFolder) -> dict[str, Any]:

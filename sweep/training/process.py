@@ -84,6 +84,7 @@ class Worker:
             settings |= environment
         self.calls = 0
         self._is_closing = False
+        self._is_told_to_end = False  # the process, by a signal during its last call
         self._killed_before = oom_kills()
         self._pipe, theirs = multiprocessing.Pipe()
         try:
@@ -117,8 +118,10 @@ class Worker:
             self._pipe.send(None)
 
     def has_ended(self) -> bool:
-        """Return True if the process ended while it waited for a call."""
-        return self._pipe.closed or self._pipe.poll()  # without a call it sends only its exit code
+        """Return True if the process takes no further call, because it has ended or is about to."""
+        if self._is_told_to_end or self._pipe.closed:
+            return True
+        return self._pipe.poll()  # without a call it sends only its exit code
 
     def end(self) -> None:
         """End a process that has returned from all its calls, and wait for it."""
@@ -141,6 +144,7 @@ class Worker:
         with contextlib.suppress(EOFError, OSError):
             while "exit code" not in answers:
                 answers.update(self._pipe.recv())
+                self._is_told_to_end = answers.get("ends", False)
                 if "result" in answers and not (is_late or self._is_closing):
                     return answers["result"]
         self._pipe.close()
@@ -268,7 +272,7 @@ def _run(pipe: Connection) -> None:
             function, arguments = pickle.loads(call)
             result = function(*arguments, lambda: stops[0] if stops else None)
             _flush_output()
-            pipe.send({"result": result})
+            pipe.send({"result": result, "ends": is_told_to_end})
             is_idle = True
             if is_told_to_end:
                 break

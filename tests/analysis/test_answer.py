@@ -402,7 +402,7 @@ def test_a_price_has_the_interval_or_the_range_of_its_time():
 @pytest.fixture
 def looked(tmp_path):
     """A folder in which seeds were added after a look, and its trials.csv."""
-    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds="auto", batches="4,8,16")
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds="auto", batches="4,8,16", answer="order")
     folder = sweep.load_sweep(tmp_path / "s")
     write_trials_csv(folder, tmp_path / "trials.csv")
     return tmp_path / "s", tmp_path / "trials.csv"
@@ -417,6 +417,9 @@ def test_a_folder_and_its_table_have_the_same_answer(looked):
 def test_the_options_count_for_a_folder_too(looked):
     wide = answer_of(looked[0], *DEFAULTS, 5.0).answer
     assert wide.decided and wide.tolerance == 5.0
+    assert (wide.question, wide.pursues) == ("order", "tokens")  # as in the folder
+    steps = answer_of(looked[0], *DEFAULTS, 5.0, pursues="steps", question="which").answer
+    assert (steps.question, steps.pursues) == ("which", "steps")
     with pytest.raises(SweepError, match="column nonsense"):
         answer_of(looked[0], "nonsense", "minimize", None)
 

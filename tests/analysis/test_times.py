@@ -8,12 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sweep.analysis.sides import find_dominated, find_fewest_steps, find_soonest
+from sweep.analysis.sides import (
+    decision_about_times,
+    find_dominated,
+    find_fewest_steps,
+    find_soonest,
+)
 from sweep.analysis.times import known_times
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET
+from sweep.decision.curves import RateBounds
 from sweep.decision.decision import decide
+from sweep.decision.question import is_answered
 from tests.fakes.times import timing_of
 
 HERE = "cpu: one"
@@ -46,6 +53,15 @@ def timing(seconds_per_sequence, rounds=8, sizes=SIZES, **changes):
 def decision_of(means, seeds=12, noise=0.001):
     noise = noise * np.random.default_rng(0).normal(size=(len(means), seeds))
     return decide(np.array(means)[:, None] + noise, None, np.zeros(len(means)))
+
+
+def with_regrets(decision, regrets):
+    """Return the decision if the rates used are known to give up so much, (3,)."""
+    flags = np.ones(3, bool)
+    numbers = dict.fromkeys(RateBounds.__dataclass_fields__, np.zeros(3))
+    numbers |= dict.fromkeys(("regret", "regret_low", "regret_high"), regrets)
+    numbers |= {"misfits": ~flags, "is_clear": flags, "has_corner": ~flags}
+    return replace(decision, rates=RateBounds(**numbers))
 
 
 def test_ratios_come_from_rounds_in_which_load_cancels():
@@ -153,6 +169,26 @@ def test_which_prefers_a_batch_size_that_is_known_to_be_nearly_as_soon():
     assert sides["order"].batch_size == 2 and sides["order"].basis.startswith("soonest to a loss")
     assert sides["which"].batch_size == 4
     assert sides["which"].basis.startswith("known to be within 5 % of the soonest to a loss")
+
+
+def test_which_is_answered_with_the_batch_size_that_is_recommended():
+    """The search ends by `is_answered`; its batch size then counts, whatever else may be sooner."""
+    rng = np.random.default_rng(0)
+    answered = 0
+    for _ in range(300):
+        logs = 12 + 0.03 * rng.normal(size=3)
+        noise = np.triu(rng.choice([0.001, 0.01, 0.03, 0.3], size=(3, 3)), 1)
+        decision = replace(decision_of(logs), half_width=noise + noise.T)
+        decision = with_regrets(decision, 0.03 * rng.random(3))
+        times = known_times(finals(10 * np.exp(logs - 12)), SIZES, None, timing((1.0, 1.0, 1.0)))
+        about_times = decision_about_times(decision, times)
+        if is_answered(about_times, "which", "time", TOKENS_TO_TARGET.margin):
+            side = find_soonest(decision, times, TOKENS_TO_TARGET, 3.3, 2, "which")
+            is_within = about_times.is_within(TOKENS_TO_TARGET.margin)
+            assert is_within[SIZES.index(side.batch_size)]
+            assert side.batch_size in side.candidates
+            answered += 1
+    assert answered > 100
 
 
 def test_without_a_target_or_without_times_the_soonest_is_not_known():

@@ -210,6 +210,11 @@ def test_a_file_s_rate_centres_a_search_unless_it_lists_optimizers(tmp_path, opt
     assert load_experiment(str(file), {"lr": "tuned"}).tuning.own_rate.lr == lr
 
 
+@pytest.mark.parametrize(("model", "lr"), [(None, "0.005"), ("quick", "0.005"), ("small", None)])
+def test_a_file_s_rate_is_that_of_its_own_model(model, lr):
+    assert load_experiment("quick", {"model": model}).tuning.own_rate.lr == lr
+
+
 def test_a_model_flag_brings_its_own_sizes_and_the_workload_quadratic_its_model():
     model = load_experiment("tinystories", {"model": "small"}).model
     assert (model.vocabulary, model.context) == (2048, 128)

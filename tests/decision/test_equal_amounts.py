@@ -72,7 +72,7 @@ def test_a_gap_that_the_times_may_explain_is_undecided():
     widened = replace(exact, other_errors=errors_of_amounts(low, -low.T, [0.45, 0.45]))
     assert not widened.is_outside(0.01).any() and widened.may_be_best.all()
     assert (widened.gap_low < exact.gap_low).all()
-    low, high = widened.reach(of_seeds=True, of_rates=False)
+    low, high = widened.reach(without_noise=True, known_rates=False)
     assert low[1] <= 0.01 < high[1]  # more seeds do not decide
     part = widened.of(slice(0, 2))
     np.testing.assert_array_equal(part.gap_low, widened.gap_low)

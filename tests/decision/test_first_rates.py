@@ -82,7 +82,7 @@ def test_searches_hardly_ever_end_at_an_edge_however_far_apart_the_batch_sizes_l
                     diverges = distance > math.log(4)
                     values[rate] = math.inf if diverges else USUAL * distance**2 + noise
             earlier[size] = values
-        at_edge += len(neighbours(tried)) < 2
+            at_edge += len(neighbours(tried)) < 2
     assert at_edge <= 2
 
 

@@ -163,9 +163,9 @@ def test_seeds_follow_where_only_they_and_tuning_together_may_decide():
         assert list(tuning) == [tuning_seeds] * 3
         return list(more)
 
-    assert not may_be_within(of_seeds=True, of_rates=False)
-    assert not may_be_within(of_seeds=False, of_rates=True)
-    assert may_be_within(of_seeds=True, of_rates=True)
+    assert not may_be_within(without_noise=True, known_rates=False)
+    assert not may_be_within(without_noise=False, known_rates=True)
+    assert may_be_within(without_noise=True, known_rates=True)
     assert seeds_after(tuning_seeds=1) == [8, 8, 8]
 
 
@@ -176,16 +176,18 @@ def test_rates_that_are_exact_gain_at_most_what_their_bounds_allow():
     points = RatePoints(logs, losses, logs[:, [0, 2]], np.ones(3), np.zeros(3))
     finals = np.array([[0.0], [0.01], [0.02]]) + 0.003 * rng.normal(size=(3, 5))
     decision = decide(finals, points, logs[:, 1], LOOKS)
-    low, high = decision.reach(of_seeds=False, of_rates=True)
+    low, high = decision.reach(without_noise=False, known_rates=True)
     assert (low >= decision.gap_low).all() and (high <= decision.gap_high).all()
     exact = replace(
         decision.rates, regret_low=decision.rates.regret, regret_high=decision.rates.regret
     )
     known = replace(decision, rates=exact)
     assert (low >= known.gap_low).all() and (high <= known.gap_high).all()
-    np.testing.assert_array_equal(known.reach(of_seeds=False, of_rates=True), known.gaps)
+    np.testing.assert_array_equal(known.reach(without_noise=False, known_rates=True), known.gaps)
     untuned = replace(decision, rates=None)
-    np.testing.assert_array_equal(untuned.reach(of_seeds=False, of_rates=True), untuned.gaps)
+    np.testing.assert_array_equal(
+        untuned.reach(without_noise=False, known_rates=True), untuned.gaps
+    )
 
 
 def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():

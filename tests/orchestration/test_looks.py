@@ -93,7 +93,7 @@ def test_seeds_end_at_looks_and_only_undecided_batch_sizes_have_more(whole):
     )
     result = load_sweep(whole.folder.path).leading
     is_open = [row.tolerance_verdict == "undecided" for row in result.answer.batch_sizes]
-    low, high = result.decision.reach(of_seeds=True, of_rates=True)
+    low, high = result.decision.reach(without_noise=True, known_rates=True)
     may_be_decided = ((high <= 0.01) | (low > 0.01)) & is_open
     assert max(map(len, seeds.values())) == 12 or not may_be_decided.any()
 

@@ -96,6 +96,16 @@ def test_a_worker_calls_one_function_after_the_other_and_ends_when_it_is_told_to
     assert not psutil.pid_exists(worker.pid)
 
 
+def test_a_worker_that_was_told_to_end_during_a_call_takes_no_further_one():
+    worker = Worker()
+    worker.submit(wait_for_a_word)
+    os.kill(worker.pid, signal.SIGTERM)
+    assert worker.result() == "preempted"
+    assert worker.has_ended()  # at once, before its exit code has arrived
+    worker.end()
+    assert not psutil.pid_exists(worker.pid)
+
+
 @pytest.mark.parametrize("function", [die, fail])
 def test_a_worker_that_died_or_raised_has_ended(function):
     worker = Worker()

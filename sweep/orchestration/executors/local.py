@@ -1,5 +1,6 @@
 """Run attempts as processes of this machine."""
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -34,6 +35,7 @@ class LocalExecutor(Executor):
                 f"{devices} GPUs, or plan with fewer --devices-per-trial and another --out."
             )
 
+        self._lock = threading.Lock()  # for the next two: an attempt ends in a thread
         self._running: dict[Worker, Slot] = {}
         self._idle: dict[Worker, Slot] = {}
         self._failed: set[str] = set()  # ids of trials whose last attempt failed
@@ -43,8 +45,9 @@ class LocalExecutor(Executor):
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         slot = dict(environment)
         may_share = folder.id not in self._failed and folder.read_config().may_share_process
-        worker = self._take_worker(slot, may_share)
-        self._running[worker] = slot
+        with self._lock:
+            worker = self._take_worker(slot, may_share)
+            self._running[worker] = slot
         worker.submit(attempt_trial, folder.path, None)
         if not may_share:
             worker.close()
@@ -75,18 +78,20 @@ class LocalExecutor(Executor):
     def _outcome_of(self, worker: Worker, folder: TrialFolder, may_share: bool) -> Outcome:
         """Wait for an attempt; keep its process for another one unless it failed."""
         outcome = outcome_of(worker, folder)
-        slot = self._running.pop(worker)
-        if outcome.kind in ("complete", "diverged", "paused"):
-            self._failed.discard(folder.id)
-            if may_share and outcome.leaves_process_usable:
+        has_ended_well = outcome.kind in ("complete", "diverged", "paused")
+        is_kept = may_share and has_ended_well and outcome.leaves_process_usable
+        with self._lock:
+            slot = self._running.pop(worker)
+            if is_kept:
                 self._idle[worker] = slot
-            elif may_share:
-                worker.end()
+        if may_share and not is_kept:
+            worker.end()
+        if has_ended_well:
+            self._failed.discard(folder.id)
             return outcome
 
         self._failed.add(folder.id)
         if may_share:
-            worker.end()
             # Another trial may be the reason. The attempt is then repeated as it was, with the same
             # microbatch, in a process of its own.
             has_other_reason = {
