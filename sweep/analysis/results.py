@@ -181,9 +181,12 @@ def load_sweep(
     loaded = tables.load_tables(path)
     changes = {"pursues": pursues, "price": price, "question": question}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if changes:
-        loaded = replace(loaded, plan=loaded.plan.with_answer(**changes))
-    return Sweep(**vars(loaded))
+    of_budgets = []
+    for of_budget in loaded.by_budget:
+        plan = of_budget.plan.with_answer(**changes) if changes else of_budget.plan
+        of_budgets.append(Sweep(**vars(of_budget) | {"plan": plan, "smaller": ()}))
+    *smaller, largest = of_budgets
+    return Sweep(**vars(largest) | {"smaller": tuple(smaller)})
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:

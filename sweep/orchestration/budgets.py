@@ -1,0 +1,64 @@
+"""Plan the budgets of a command one after the other, each by what the smaller ones tell."""
+
+from dataclasses import replace
+
+from sweep.config.experiment import Experiment, OwnRate
+from sweep.decision.budgets import TunedArm, predict_rate
+from sweep.orchestration.planning import Planned, make_plan
+from sweep.orchestration.request import Request
+from sweep.plan.plan import Plan, load_plan
+from sweep.plan.policies import parse_policy
+
+
+def make_plans(request: Request, is_elsewhere: bool = False) -> list[Planned]:
+    """Plan each budget of a command, ascending, as far as they are known before any has run."""
+    whole = load_plan(request.folder)
+    plans = []
+    for of_budget in request.by_budget():
+        of_budget = with_predictions(of_budget, whole)
+        planned = make_plan(of_budget, is_elsewhere, before=whole)
+        whole = planned.plan if whole is None else whole.with_budget(planned.plan)
+        plans.append(planned)
+    return plans
+
+
+def with_predictions(request: Request, stored: Plan | None = None) -> Request:
+    """Return the request of a budget, whose first search begins where other budgets predict it.
+
+    It changes nothing if the sweep has no other budget, or this one already.
+
+    Args:
+        request: that of one budget.
+        stored: the plan of the other budgets; by default the folder's.
+    """
+    if stored is None:
+        stored = load_plan(request.folder)
+    experiment = request.experiment
+    if stored is None or stored.find_budget(experiment.budget) is not None:
+        return request
+    predicted = _predicted_rate(stored, experiment)
+    if predicted is None:
+        return request
+    tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
+    return replace(request, experiment=experiment.model_copy(update={"tuning": tuning}))
+
+
+def _predicted_rate(stored: Plan, experiment: Experiment) -> OwnRate | None:
+    """Return the rate of the smallest batch size at a budget by the tuned ones of others."""
+    policy = parse_policy(experiment.lr)
+    tokens = experiment.token_budget
+    if not policy.is_tuned or tokens is None:
+        return None
+    optimizer = experiment.optimizer_names[0]
+    tuned = []
+    for plan in stored.by_budget:
+        for row in plan.known_trials:
+            is_final = row.stage == "final" and row.policy == policy.name
+            if is_final and row.learning_rate and row.optimizer in (None, optimizer):
+                tuned.append(TunedArm(plan.token_budget or 0, row.batch_size, row.learning_rate))
+    if not tuned:
+        return None
+    arms = list(dict.fromkeys(tuned))
+    smallest = min(experiment.batches)
+    rate = predict_rate(arms, tokens, smallest, lambda size: policy.rate_at(size, optimizer))
+    return OwnRate(lr=f"sqrt:{rate}@{smallest}", optimizer=optimizer)
