@@ -48,6 +48,8 @@ class BatchSizeAnswer:
     price_range: tuple[float, float] | None
     dominated: bool | None  # whether another batch size is better and sooner; None: not known
     clipped_step_fraction: float | None  # share of the steps whose gradient was clipped
+    # share of its tokens that the best could save, least and largest; None: not known, not bounded
+    worth_in_tokens: tuple[float, float | None] | None = None
 
     @property
     def seconds_bounds(self) -> tuple[float, float] | None:

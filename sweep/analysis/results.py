@@ -9,6 +9,7 @@ from pathlib import Path
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
+from sweep.analysis.budgets import BudgetAnswer, best_batch_size, with_worth
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
 from sweep.analysis.next_step import (
@@ -116,8 +117,32 @@ class Sweep(tables.SweepTables):
         return leading(self.policies)
 
     def answer(self) -> Answer | None:
-        """Return the answer; None if fewer than two batch sizes have results."""
+        """Return the answer; None if fewer than two batch sizes have results.
+
+        With several budgets it is that of the largest.
+        """
+        if self.budgets and self.budgets[-1].tokens == self.plan.token_budget:
+            return self.budgets[-1].answer
         return self.leading.answer if self.leading else None
+
+    @cached_property
+    def budgets(self) -> tuple[BudgetAnswer, ...]:
+        """The answers of all budgets that have one, ascending; empty with a single budget."""
+        if not self.smaller:
+            return ()
+        answered = []
+        for of_budget in self.by_budget:
+            assert isinstance(of_budget, Sweep)
+            result = of_budget.leading
+            tokens = of_budget.plan.token_budget
+            if tokens is None or result is None or None in (result.answer, result.decision):
+                continue
+            answered.append(_answer_of_budget(tokens, result))
+        finished = tuple(answered)
+        return tuple(
+            replace(budget, answer=with_worth(finished, index))
+            for index, budget in enumerate(finished)
+        )
 
     def sentences(self) -> list[str]:
         """Return the answer in a few sentences, or a description of the sweep without one."""
@@ -158,6 +183,18 @@ class Sweep(tables.SweepTables):
         answer = self.answer()
         table = "" if answer is None else answer._repr_html_()
         return "<br>".join([*map(html.escape, self.sentences()), table])
+
+
+def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
+    assert result.answer is not None and result.decision is not None
+    rows = result.answer.batch_sizes
+    best, loss = best_batch_size(
+        sizes=[row.batch_size for row in rows],
+        decision=result.decision,
+        seeds=[row.seeds for row in rows],
+        margin=result.answer.compared.margin,
+    )
+    return BudgetAnswer(tokens=tokens, best=best, loss=loss, answer=result.answer)
 
 
 def load_sweep(

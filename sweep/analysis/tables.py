@@ -356,8 +356,8 @@ def _read_published(path: Path, plan: Plan) -> dict[str, dict[str, Any]]:
     if records.keys() != planned.keys() or len(rows) != len(planned):
         raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
 
-    for trial, row in planned.items():
-        records[trial] |= _planned_values(row, plan, exclude=MEASURED)
+    for trial, planned_row in planned.items():
+        records[trial] |= _planned_values(planned_row, plan, exclude=MEASURED)
     return {trial: records[trial] for trial in planned}
 
 

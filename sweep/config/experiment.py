@@ -165,7 +165,9 @@ class Experiment(TrainingSettings):
     budget: Annotated[int | str | tuple[int, ...], BeforeValidator(parse_budget), RunFlag()]
     """Training tokens of every trial: 327M; several: 1M,4M,16M; or the time of its steps: 10min."""
     batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
-    """Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."""
+    """Batch sizes: 1,8,32 or 1..512 (powers of two) sequences; 64ktok tokens; auto: by budget."""
+    # batch sizes of further budgets are chosen around the best of the smaller ones
+    chooses_batches: Annotated[bool, Field(exclude=True)] = False
     data: Annotated[str | None, Flag()] = "tinystories"
     """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
     text_column: Annotated[str, DataFlag(Group.MODEL, metavar="NAME")] = "text"

@@ -74,8 +74,15 @@ def load_experiment(
         fields["replaced_sizes"] = _replaced_sizes(unused_sizes, flags, fields["model"])
 
     subject = f"experiment {name or fields.get('name')!r}"
+    if fields.get("batches") == "auto":
+        if "batches" not in file:
+            raise SweepError(
+                f"batches auto needs an {subject} that names the batch sizes of the smallest "
+                "budget. List batch sizes, such as 4,16,64."
+            )
+        fields |= {"batches": file["batches"], "chooses_batches": True}
     if "tok" in str(fields.get("batches")):
-        parts = {key: fields[key] for key in ("model", "workload") if key in fields}
+        parts = {str(key): fields[key] for key in ("model", "workload") if key in fields}
         tokens_per_sequence = parse_settings(TrainingSettings, parts, subject).tokens_per_sequence
         fields["batches"] = batches_in_sequences(fields["batches"], tokens_per_sequence)
     experiment = parse_settings(Experiment, fields, subject)

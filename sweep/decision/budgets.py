@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sweep.decision.curves import Floats
+from sweep.decision.curves import Floats, Points, possible_curves
 
 SIZES = 5  # batch sizes of a budget, if they are not given
 RATE_DEVIATION = 0.25  # standard deviation of the slope of log rates over log tokens, about 0
@@ -48,6 +48,34 @@ def predict_rate(
     deviations = np.array([RATE_DEVIATION, SLOPE_DEVIATION])
     offset = _extrapolate(columns, residuals, point, deviations)
     return float(f"{rule(batch_size) * math.exp(offset):.3g}")
+
+
+def best_batch_size(losses: Mapping[int, float]) -> float:
+    """Return the lowest point of the losses over log batch sizes; at an edge, that batch size."""
+    sizes = sorted(losses)
+    points = batch_size_points(sizes, [losses[size] for size in sizes], seeds=1)
+    optimum = float(possible_curves(points, np.zeros(1)).optimum[0])
+    if math.isnan(optimum):
+        return float(min(sizes, key=lambda size: losses[size]))
+    return math.exp(optimum)
+
+
+def batch_size_points(sizes: Sequence[int], losses: Sequence[float], seeds: float) -> Points:
+    """Return the points of one curve of losses over log batch sizes, (1, sizes).
+
+    The ends are those of the batch sizes, unless the best one is at an edge.
+    """
+    log_sizes = np.log(sizes)
+    ends = np.full(2, np.nan)
+    best = int(np.argmin(losses))
+    if 0 < best < len(sizes) - 1:
+        ends = log_sizes[[0, -1]]
+    return Points(
+        positions=log_sizes[None],
+        losses=np.array([losses], float),
+        ends=ends[None],
+        seeds=np.array([float(seeds)]),
+    )
 
 
 def predict_batch_sizes(best: Mapping[int, float], tokens: int) -> tuple[int, ...]:

@@ -1,13 +1,23 @@
 """Plan the budgets of a command one after the other, each by what the smaller ones tell."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
+
 from sweep.config.experiment import Experiment, OwnRate
-from sweep.decision.budgets import TunedArm, predict_rate
+from sweep.decision.budgets import (
+    TunedArm,
+    best_batch_size,
+    predict_batch_sizes,
+    predict_rate,
+)
+from sweep.orchestration.looks import trial_value
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.policies import parse_policy
+from sweep.trial.folder import SweepFolder
 
 
 def make_plans(request: Request, is_elsewhere: bool = False) -> list[Planned]:
@@ -34,13 +44,44 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     if stored is None:
         stored = load_plan(request.folder)
     experiment = request.experiment
-    if stored is None or stored.find_budget(experiment.budget) is not None:
+    if stored is None or experiment.token_budget is None:
         return request
-    predicted = _predicted_rate(stored, experiment)
-    if predicted is None:
-        return request
-    tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
-    return replace(request, experiment=experiment.model_copy(update={"tuning": tuning}))
+    present = stored.find_budget(experiment.budget)
+    if experiment.chooses_batches:
+        if present is not None:
+            sizes = present.settings.batches
+        else:
+            best = best_by_budget(stored, request.folder)
+            sizes = predict_batch_sizes(best, experiment.token_budget)
+        experiment = experiment.model_copy(update={"batches": sizes})
+    predicted = None if present is not None else _predicted_rate(stored, experiment)
+    if predicted is not None:
+        tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
+        experiment = experiment.model_copy(update={"tuning": tuning})
+    return replace(request, experiment=experiment)
+
+
+def best_by_budget(stored: Plan, folder: SweepFolder) -> dict[int, float]:
+    """Return the best batch size by budget, as far as results tell.
+
+    Without results of a budget, it is the middle of its batch sizes.
+    """
+    best = {}
+    for plan in stored.by_budget:
+        assert plan.token_budget is not None, "several budgets are numbers of tokens"
+        values: dict[int, list[float]] = {}
+        for row in plan.known_trials:
+            if row.stage == "final":
+                value = trial_value(folder, row, plan.settings.objective)
+                if value is not None and math.isfinite(value):
+                    values.setdefault(row.batch_size, []).append(value)
+        means = {size: float(np.mean(of_size)) for size, of_size in sorted(values.items())}
+        if means:
+            best[plan.token_budget] = best_batch_size(means)
+        else:
+            sizes = plan.settings.batches
+            best[plan.token_budget] = float(sizes[len(sizes) // 2])
+    return best
 
 
 def _predicted_rate(stored: Plan, experiment: Experiment) -> OwnRate | None:

@@ -1,4 +1,7 @@
-"""Plan one budget of a command on this machine; the execution is decided when plan.json is first written."""
+"""Plan one budget of a command on this machine.
+
+The execution is decided when plan.json is first written.
+"""
 
 import logging
 import os
@@ -63,9 +66,7 @@ class Planned:
         return replace(self, plan=plan, requested=(*self.requested, *added), timing=timing)
 
 
-def make_plan(
-    request: Request, is_elsewhere: bool = False, before: Plan | None = None
-) -> Planned:
+def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None = None) -> Planned:
     """Plan one budget of a command, or extend its folder's plan.
 
     Args:

@@ -44,7 +44,9 @@ def add_budget(stored: Plan, new: Plan, folder: object = "This folder") -> Plan:
     other = other.model_copy(
         update={"settings": settings.model_copy(update={"evaluation": evaluation})}
     )
-    difference = _first_difference(_shared_settings(other, excluded), _shared_settings(new, excluded))
+    difference = _first_difference(
+        _shared_settings(other, excluded), _shared_settings(new, excluded)
+    )
     if difference:
         raise SweepError(
             f"{folder} holds a sweep of {stored.experiment}, which may grow by budgets, batch "

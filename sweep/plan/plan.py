@@ -143,7 +143,7 @@ class Plan(Inputs):
             return (self,)
         return tuple(self._at(budget) for budget in self.budgets)
 
-    def find_budget(self, budget: int | str) -> "Plan | None":
+    def find_budget(self, budget: int | str | tuple[int, ...]) -> "Plan | None":
         """Return the plan of a budget; None if the sweep does not have it."""
         for plan in self.by_budget:
             if plan.settings.budget == budget:
