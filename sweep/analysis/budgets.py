@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.polynomial import Polynomial
 
+from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer
 from sweep.analysis.law import LEAST_BUDGETS, Law, Optimum, fit_law
 from sweep.decision.budgets import batch_size_points
@@ -38,7 +39,7 @@ class BudgetAnswer:
     tokens: int  # of the trainings
     best: BestBatchSize
     loss: float  # the least over batch sizes, estimated at the best rates; less is better
-    answer: AnswerData
+    answer: Answer
 
 
 def best_batch_size(
@@ -156,7 +157,7 @@ def optima_of(budgets: Sequence[BudgetAnswer], parameters: float | None) -> list
     return optima
 
 
-def with_worth(budgets: Sequence[BudgetAnswer], index: int) -> AnswerData:
+def with_worth(budgets: Sequence[BudgetAnswer], index: int) -> Answer:
     """Return the answer of a budget, whose gaps are also shares of its tokens.
 
     A gap is worth the share of the tokens that the best batch size could save and still reach the
@@ -195,8 +196,8 @@ def _saved(
 ) -> float | None:
     """Return the share of tokens that a gap is worth; None if it needs a smaller budget.
 
-    The least loss between budgets is interpolated by a chord and, with three budgets, by a quadratic
-    in log tokens; the error is the difference between both.
+    The least loss between budgets is interpolated by a chord and, with three budgets, also by a
+    quadratic in log tokens; the difference between both is the error.
 
     Args:
         gap: in the compared value.

@@ -121,21 +121,20 @@ class Sweep(tables.SweepTables):
 
         With several budgets it is that of the largest.
         """
-        if self.budgets and self.budgets[-1].tokens == self.plan.token_budget:
+        if self.smaller and self.budgets and self.budgets[-1].tokens == self.plan.token_budget:
             return self.budgets[-1].answer
         return self.leading.answer if self.leading else None
 
     @cached_property
     def budgets(self) -> tuple[BudgetAnswer, ...]:
-        """The answers of all budgets that have one, ascending; empty with a single budget."""
-        if not self.smaller:
-            return ()
+        """The answers of all budgets that have one, ascending; a budget of time has none."""
         answered = []
         for of_budget in self.by_budget:
             assert isinstance(of_budget, Sweep)
             result = of_budget.leading
             tokens = of_budget.plan.token_budget
-            if tokens is None or result is None or None in (result.answer, result.decision):
+            has_target = of_budget.plan.settings.target is not None
+            if tokens is None or has_target or result is None or result.answer is None:
                 continue
             answered.append(_answer_of_budget(tokens, result))
         finished = tuple(answered)
