@@ -7,6 +7,7 @@ best rate. At an edge of those tried it is a bound, which no law is fitted to.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import Polynomial
@@ -41,6 +42,17 @@ class BudgetAnswer:
     loss: float  # the least over batch sizes, estimated at the best rates; less is better
     answer: Answer
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of an answer, with those of the budget first."""
+        best = {
+            "value": self.best.value,
+            "interval": self.best.interval,
+            "range_within_tolerance": self.best.range_within_tolerance,
+            "is_range_open": self.best.is_range_open,
+            "edge": self.best.edge,
+        }
+        return {"tokens": self.tokens, "best": best, **self.answer.as_json()}
+
 
 def best_batch_size(
     sizes: Sequence[int], decision: Decision, seeds: Sequence[int], margin: float
@@ -65,7 +77,7 @@ def best_batch_size(
     if math.isnan(optimum):
         return _best_at_edge(compared, losses, margin), float(losses.min())
     low, high = _within(curves, margin)
-    is_open = low < log_sizes[0], high > log_sizes[-1]
+    is_open = bool(low < log_sizes[0]), bool(high > log_sizes[-1])
     best = BestBatchSize(
         value=math.exp(optimum),
         interval=_interval(curves, log_sizes),
@@ -139,6 +151,14 @@ def _best_at_edge(sizes: Sequence[int], losses: Floats, margin: float) -> BestBa
         range_within_tolerance=(low, high),
         is_range_open=(is_low_open, is_high_open),
     )
+
+
+def describe_best(best: BestBatchSize) -> str:
+    """Write the best batch size, or the bound that it is."""
+    if best.value is not None:
+        return f"{best.value:.3g}"
+    low, high = best.range_within_tolerance
+    return f"at most {low:g}" if best.edge == "smallest" else f"at least {high:g}"
 
 
 def law_of(budgets: Sequence[BudgetAnswer], parameters: float | None = None) -> Law | None:

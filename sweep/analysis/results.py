@@ -5,13 +5,15 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
-from sweep.analysis.budgets import BudgetAnswer, best_batch_size, with_worth
+from sweep.analysis.budgets import BudgetAnswer, best_batch_size, law_of, with_worth
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
+from sweep.analysis.law import Law
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
@@ -125,6 +127,16 @@ class Sweep(tables.SweepTables):
             return self.budgets[-1].answer
         return self.leading.answer if self.leading else None
 
+    def answer_document(self) -> dict[str, Any] | None:
+        """Return the document of answer.json; with several budgets it has the answers of all."""
+        answer = self.answer()
+        if answer is None:
+            return None
+        document = answer.as_json()
+        if self.smaller:
+            document["budgets"] = [budget.as_json() for budget in self.budgets]
+        return document
+
     @cached_property
     def budgets(self) -> tuple[BudgetAnswer, ...]:
         """The answers of all budgets that have one, ascending; a budget of time has none."""
@@ -142,6 +154,11 @@ class Sweep(tables.SweepTables):
             replace(budget, answer=with_worth(finished, index))
             for index, budget in enumerate(finished)
         )
+
+    @cached_property
+    def law(self) -> Law | None:
+        """The law of the best batch size in sequences; None with fewer than three inside points."""
+        return law_of(self.budgets)
 
     def sentences(self) -> list[str]:
         """Return the answer in a few sentences, or a description of the sweep without one."""
