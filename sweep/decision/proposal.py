@@ -133,6 +133,10 @@ def command_with(plan: Plan, **changes: Any) -> str:
     if changes.get("seeds", "auto") != "auto":
         flags = {name: value for name, value in flags.items() if name not in OF_SEEDS}
     flags |= _flags_of_answer(plan, flags)
+    if "," in str(flags.get("budget", "")):  # the plan is that of one of these
+        flags["budget"] = plan.token_budget
+    if flags.get("batches") == "auto":
+        flags["batches"] = list(plan.settings.batches)
     kept = {name: value for name, value in flags.items() if name not in changes}
     return shlex.join(typed_command(experiment, kept | changes))
 
