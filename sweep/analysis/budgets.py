@@ -93,7 +93,9 @@ def best_batch_size(
 
 def _variance(decision: Decision, is_compared: Floats, seeds: int) -> float:
     """Return the variance of a loss at its best rate over seeds, with the error of that rate."""
-    variance = float(np.nanmean(decision.variance[is_compared]))
+    variances = decision.variance[is_compared]
+    known = variances[np.isfinite(variances)]  # none with one seed
+    variance = float(known.mean()) if len(known) else math.inf
     if decision.rates is not None:
         spread = (decision.rates.regret_high - decision.rates.regret_low)[is_compared]
         of_rates = np.square(np.where(np.isfinite(spread), spread, 0.0) / DEVIATIONS)

@@ -174,6 +174,11 @@ class Plan(Inputs):
         }
         return plan._with_values_of(budgets[-1]).model_copy(update=changes)
 
+    def of_all_steps(self) -> "Plan":
+        """Return a plan with the trials of all budgets, for what depends only on their steps."""
+        rows = tuple(row.model_copy(update={"budget": None}) for row in self.trials)
+        return self.model_copy(update={"budgets": (), "trials": rows})
+
     def _as_budget(self) -> BudgetPlan:
         assert self.token_budget is not None, "several budgets are numbers of tokens"
         settings = self.settings
