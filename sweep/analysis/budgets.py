@@ -33,6 +33,8 @@ class BestBatchSize:
     # batch sizes whose estimated loss is within the tolerance of the least, inside those tried
     range_within_tolerance: tuple[float, float]
     is_range_open: tuple[bool, bool]  # whether it ends with the batch sizes that were tried
+    # of the loss over log batch sizes below the best one, and that above it; NaN at an edge
+    curvatures: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ def best_batch_size(
             math.exp(min(high, log_sizes[-1])),
         ),
         is_range_open=is_open,
+        curvatures=(
+            float(curves.curvature[0]),
+            float(curves.curvature[0] * curves.ratio[0]),
+        ),
     )
     return best, float(curves.at_best(curves.fit.level)[0])
 

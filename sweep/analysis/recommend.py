@@ -26,6 +26,7 @@ LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
 WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
 SAME_SIZE = 1.02  # ratio of model sizes that count as equal
 NEXT_FACTOR = 4  # of the next budget over the largest
+NO_REGRET = {"this": None, "kept": None, "published": None}
 NOT_KNOWN = {"value": None, "interval": None, "range_within_tolerance": None}
 
 
@@ -89,7 +90,10 @@ def recommend(
     size = params if params is not None else reference.parameters
     factor = tokens / largest.budget.tokens
     of_model = size / max(known) if size is not None and known else 1.0
-    published = published_at(Scale(size, tokens)) if size is not None else []
+    published: list[Published] = []
+    is_language_model = reference.sweep.plan.settings.model.vocabulary is not None
+    if size is not None and is_language_model:
+        published = published_at(Scale(size, tokens))
 
     law = _fit(own, reasons) if own else None
     is_capped = max(factor, of_model) > LARGEST_FACTOR
@@ -342,15 +346,44 @@ def _rules_of_policy(each: Measured, batch_size: float) -> tuple[float, float]:
 def _regret(
     own: Sequence[Measured], value: float | None, tokens: int, published: Sequence[Published]
 ) -> dict[str, float | None]:
-    """Return what three choices give up; null unless budgets bracket the training.
+    """Return what three choices give up; null unless budgets of one model bracket the training.
 
-    The loss against the log batch size is that of the nearest budget, around the law's best one.
+    The best batch size and the curvature of the loss over log batch sizes are interpolated, in log
+    tokens, between the budgets on both sides.
     """
-    nothing: dict[str, float | None] = {"this": None, "kept": None, "published": None}
-    budgets = [each.budget.tokens for each in own]
-    if value is None or not min(budgets) <= tokens <= max(budgets):
-        return nothing
-    return nothing
+    if len(_model_sizes(own)) > 1:
+        return dict(NO_REGRET)
+    below = [each for each in own if each.budget.tokens <= tokens]
+    above = [each for each in own if each.budget.tokens >= tokens]
+    if value is None or not below or not above:
+        return dict(NO_REGRET)
+    ends = [below[-1], above[0]]
+    if any(each.budget.best.value is None for each in ends):
+        return dict(NO_REGRET)
+    log_tokens = [math.log(each.budget.tokens) for each in ends]
+    share = 0.0
+    if log_tokens[1] > log_tokens[0]:
+        share = (math.log(tokens) - log_tokens[0]) / (log_tokens[1] - log_tokens[0])
+
+    def between(values: Sequence[float]) -> float:
+        return (1 - share) * values[0] + share * values[1]
+
+    unit = own[0].tokens_per_sequence
+    log_best = between([math.log((each.budget.best.value or 1.0) * unit) for each in ends])
+    curvature_below = between([each.budget.best.curvatures[0] for each in ends])
+    curvature_above = between([each.budget.best.curvatures[1] for each in ends])
+
+    def given_up(batch_size: float) -> float:
+        distance = math.log(batch_size) - log_best
+        return (curvature_above if distance > 0 else curvature_below) * distance**2
+
+    smallest = own[0].budget.best.value
+    of_laws = [law.value for law in published if law.kind == "best" and law.value is not None]
+    return {
+        "this": given_up(value),
+        "kept": None if smallest is None else given_up(smallest * unit),
+        "published": given_up(of_laws[0]) if of_laws else None,
+    }
 
 
 def _describe_law(law: Law | None, measured: Sequence[Measured]) -> dict[str, Any]:
@@ -416,7 +449,7 @@ def suggest(params: float, tokens: int) -> Recommendation:
         learning_rate={"value": None, "interval": None},
         weight_decay=None,
         adam_beta2=None,
-        regret={"this": None, "kept": None, "published": None},
+        regret=dict(NO_REGRET),
         cap=None,
         measured_up_to=0,
         factor_beyond=math.inf,
