@@ -285,7 +285,7 @@ WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     "workload": ("must be pretrain, grpo", "3", "['pretrain']", "1.5", "'pretrian'"),
     "data": ("a valid string", "{}", "[]", "true", "nan"),
     "model": ("must be", "['quick']", "true", "nan", "''", "5"),
-    "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
+    "budget": ("budget must be", "{}", "['1M', '1M']", "[[1]]", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
     "batches": ("batch", "{}", "[]", "1.5", "true", "nan", "[1.5]", "[[4]]", "['x']", "[true]"),
     "seeds": ("seeds", "{}", "[1]", "true", "-1", "1.5", "nan", "1001"),
     "vocabulary": ("vocabulary", "{}", "[512]", "-1", "'many'"),
