@@ -8,7 +8,6 @@ import numpy as np
 
 from sweep.analysis.checks.trials import LEAST_CLIP_RATE, MOST_CLIP_RATES
 from sweep.analysis.tables import Estimate
-from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
@@ -241,5 +240,5 @@ class Ranking:
     is_same: bool | None  # at all batch sizes; None: undecided
     best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates
     gaps: list[OptimizerGap]
-    candidates: list[Arm]  # those that may be the best of all
+    candidates: list[tuple[str, int]]  # optimizers and batch sizes that may be the best of all
     answers: Sequence[AnswerData]  # answers for the other optimizers
