@@ -74,6 +74,8 @@ def run_sweep(
             raise SweepError(summary.problem)
         if summary.is_interrupted:
             raise KeyboardInterrupt
+        if summary.exit_code != 0:  # larger budgets are planned by the results of smaller ones
+            break
     return load_sweep(request.folder.path)
 
 

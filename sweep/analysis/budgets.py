@@ -13,11 +13,11 @@ import numpy as np
 from numpy.polynomial import Polynomial
 
 from sweep.analysis.answer import Answer
-from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer
+from sweep.analysis.answer_data import BatchSizeAnswer
 from sweep.analysis.law import LEAST_BUDGETS, Law, Optimum, fit_law
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Floats, PossibleCurves, possible_curves
-from sweep.decision.decision import Decision
+from sweep.decision.decision import Decision, Flags
 
 DEVIATIONS = 4.0  # width of the bounds of a regret in standard errors, about
 LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
@@ -42,6 +42,7 @@ class BudgetAnswer:
     tokens: int  # of the trainings
     best: BestBatchSize
     loss: float  # the least over batch sizes, estimated at the best rates; less is better
+    loss_error: float  # half the width of its 95 % interval, about
     answer: Answer
 
     def as_json(self) -> dict[str, Any]:
@@ -58,8 +59,8 @@ class BudgetAnswer:
 
 def best_batch_size(
     sizes: Sequence[int], decision: Decision, seeds: Sequence[int], margin: float
-) -> tuple[BestBatchSize, float]:
-    """Return the best batch size of one budget, and the least loss.
+) -> tuple[BestBatchSize, float, float]:
+    """Return the best batch size of one budget, the least loss, and that loss's error.
 
     Args:
         sizes: the batch sizes, ascending.
@@ -72,12 +73,15 @@ def best_batch_size(
     compared = np.array(sizes)[is_compared].tolist()
     count = min(np.array(seeds)[is_compared])
     points = batch_size_points(compared, losses.tolist(), count)
-    curves = possible_curves(points, np.array([_variance(decision, is_compared, count)]))
+    variance = _variance(decision, is_compared, count)
+    error = 2 * math.sqrt(variance / count)
+    curves = possible_curves(points, np.array([variance]))
 
     log_sizes = np.log(compared)
     optimum = float(curves.optimum[0])
     if math.isnan(optimum):
-        return _best_at_edge(compared, losses, margin), float(losses.min())
+        may_be_best = decision.may_be_best[is_compared]
+        return _best_at_edge(compared, losses, may_be_best, margin), float(losses.min()), error
     low, high = _within(curves, margin)
     is_open = bool(low < log_sizes[0]), bool(high > log_sizes[-1])
     best = BestBatchSize(
@@ -94,7 +98,7 @@ def best_batch_size(
             float(curves.curvature[0] * curves.ratio[0]),
         ),
     )
-    return best, float(curves.at_best(curves.fit.level)[0])
+    return best, float(curves.at_best(curves.fit.level)[0]), error
 
 
 def _variance(decision: Decision, is_compared: Floats, seeds: int) -> float:
@@ -132,8 +136,16 @@ def _within(curves: PossibleCurves, margin: float) -> tuple[float, float]:
     return optimum - math.sqrt(margin / below), optimum + math.sqrt(margin / above)
 
 
-def _best_at_edge(sizes: Sequence[int], losses: Floats, margin: float) -> BestBatchSize:
-    """Return the bound of a best batch size at an edge, with a range by linear interpolation."""
+def _best_at_edge(
+    sizes: Sequence[int], losses: Floats, may_be_best: Flags, margin: float
+) -> BestBatchSize:
+    """Return the bound of a best batch size at an edge, with a range by linear interpolation.
+
+    Its interval reaches to the next batch size that cannot be the best.
+    """
+    candidates = np.flatnonzero(may_be_best)
+    first = int(candidates.min(initial=len(sizes) - 1))
+    last = int(candidates.max(initial=0))
     index = int(losses.argmin())
     excess = losses - losses[index]
     log_sizes = np.log(sizes)
@@ -154,7 +166,10 @@ def _best_at_edge(sizes: Sequence[int], losses: Floats, margin: float) -> BestBa
     high, is_high_open = end(1)
     return BestBatchSize(
         value=None,
-        interval=(None, float(sizes[1])) if index == 0 else (float(sizes[-2]), None),
+        interval=(
+            float(sizes[first - 1]) if first > 0 else None,
+            float(sizes[last + 1]) if last < len(sizes) - 1 else None,
+        ),
         edge=edge,
         range_within_tolerance=(low, high),
         is_range_open=(is_low_open, is_high_open),
@@ -196,26 +211,38 @@ def with_worth(budgets: Sequence[BudgetAnswer], index: int) -> Answer:
         return answer
     log_tokens = np.log([budget.tokens for budget in budgets])
     losses = np.array([budget.loss for budget in budgets])
+    errors = np.array([budget.loss_error for budget in budgets])
     rows = []
     for row in answer.batch_sizes:
-        worth = _worth(row, answer, log_tokens, losses, index)
+        worth = _worth(row, log_tokens, losses, errors, index)
         rows.append(replace(row, worth_in_tokens=worth))
     return replace(answer, batch_sizes=rows)
 
 
 def _worth(
-    row: BatchSizeAnswer, answer: AnswerData, log_tokens: Floats, losses: Floats, index: int
+    row: BatchSizeAnswer,
+    log_tokens: Floats,
+    losses: Floats,
+    errors: Floats,
+    index: int,
 ) -> tuple[float, float | None] | None:
-    """Return the least and the largest share of tokens; None for an end that is not bounded."""
+    """Return the least and the largest share of tokens; None for an end that is not bounded.
+
+    A chord lies above the convex curve of the losses, so two budgets give no largest share.
+    """
     low, high = row.gap_to_best
+    higher = losses + errors
+    higher[index] = losses[index]
+    lower = losses - errors
+    lower[index] = losses[index]
     if low is None and high is None:
         return None
     least = 0.0
     if low is not None and low > 0:
-        least = _saved(low, log_tokens, losses, index, is_least=True) or 0.0
+        least = _saved(low, log_tokens, higher, index, is_least=True) or 0.0
     largest = None
-    if high is not None:
-        largest = _saved(max(high, 0.0), log_tokens, losses, index, is_least=False)
+    if high is not None and index > 1:
+        largest = _saved(max(high, 0.0), log_tokens, lower, index, is_least=False)
     return least, largest
 
 

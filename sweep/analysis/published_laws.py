@@ -22,6 +22,10 @@ class Scale:
         """Training FLOPs, 6·N·D."""
         return 6 * self.parameters * self.tokens
 
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
 
 @dataclass(frozen=True)
 class Range:
@@ -38,7 +42,8 @@ class Range:
     def describe(self) -> str:
         if self.quantity == "flops":
             return f"{self.low:.0e} to {self.high:.0e} FLOPs"
-        return f"{format_count(self.low)} to {format_count(self.high)} {self.quantity}"
+        name = self.quantity.replace("_", " ")
+        return f"{format_count(self.low)} to {format_count(self.high)} {name}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ LAWS = (
         name="Zhang et al.",
         source="arXiv 2410.21676; about 20 tokens per parameter, context 512",
         kind="critical",
-        ranges=(Range("parameters", 85e6, 1.2e9),),
+        ranges=(Range("parameters", 85e6, 1.2e9), Range("tokens_per_parameter", 15, 25)),
         batch_size=lambda scale: 93.2 * (scale.parameters / 1e6) ** 0.468 * 512,
     ),
 )

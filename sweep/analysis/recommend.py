@@ -14,7 +14,7 @@ from sweep.analysis.law import LEAST_BUDGETS, LEAST_MODELS, Law, Optimum, fit_la
 from sweep.analysis.published_laws import Published, Scale, published_at
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.tables import Estimate
-from sweep.config.numbers import format_count
+from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count
 from sweep.decision.decision import ALPHA
 from sweep.decision.proposal import command_with
 from sweep.errors import SweepError
@@ -25,6 +25,7 @@ PROVISIONAL_FACTOR = 10.0  # beyond the largest budget or model
 LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
 WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
 SAME_SIZE = 1.02  # ratio of model sizes that count as equal
+LARGEST_CORRELATION = 0.98  # of log tokens and log model sizes
 NEXT_FACTOR = 4  # of the next budget over the largest
 NO_REGRET = {"this": None, "kept": None, "published": None}
 NOT_KNOWN = {"value": None, "interval": None, "range_within_tolerance": None}
@@ -56,8 +57,9 @@ class Recommendation:
     adam_beta2: float | None
     regret: dict[str, float | None]  # this, kept and published; null unless budgets bracket it
     cap: str | None  # a sentence, if the training is too far from what was measured
-    measured_up_to: int  # tokens of the largest budget
-    factor_beyond: float  # tokens over those of the largest budget
+    measured_up_to: int | None  # tokens of the largest budget; null without a sweep
+    # how far the training lies outside of the budgets and model sizes; 1 inside
+    factor_beyond: float | None
     provisional: bool
     reasons: list[str]  # why it is provisional, or why there is no number, sentences
     published: list[Published]
@@ -82,21 +84,20 @@ def recommend(
         SweepError: if the sweeps cannot be compared.
     """
     measured = _measure([load_sweep(folder) for folder in folders])
+    _refuse_repeated(measured)
     _refuse_different(measured)
     own, reasons = _of_model(measured, params)
-    largest = max(measured, key=lambda each: each.budget.tokens)
-    reference = max(own, key=lambda each: each.budget.tokens) if own else largest
-    known = [each.parameters for each in measured if each.parameters is not None]
-    size = params if params is not None else reference.parameters
-    factor = tokens / largest.budget.tokens
-    of_model = size / max(known) if size is not None and known else 1.0
+    validated = own if own else measured
+    largest = max(validated, key=lambda each: each.budget.tokens)
+    size = params if params is not None else largest.parameters
+    beyond = _factor_beyond(validated, tokens, size)
+    is_capped = beyond > LARGEST_FACTOR
     published: list[Published] = []
-    is_language_model = reference.sweep.plan.settings.model.vocabulary is not None
+    is_language_model = largest.sweep.plan.settings.model.vocabulary is not None
     if size is not None and is_language_model:
         published = published_at(Scale(size, tokens))
 
     law = _fit(own, reasons) if own else None
-    is_capped = max(factor, of_model) > LARGEST_FACTOR
     batch_size: dict[str, Any] = dict(NOT_KNOWN)
     rate: dict[str, Any] = {"value": None, "interval": None}
     decay = None
@@ -105,16 +106,15 @@ def recommend(
         batch_size = _batch_size(own, law, tokens, size, reasons)
     if batch_size["value"] is not None:
         rate = _learning_rate(own, tokens, batch_size["value"], reasons)
-        decay, beta2 = _rules_of_policy(reference, batch_size["value"])
-    if PROVISIONAL_FACTOR < max(factor, of_model) <= LARGEST_FACTOR:
+        decay, beta2 = _rules_of_policy(largest, batch_size["value"])
+    if PROVISIONAL_FACTOR < beyond <= LARGEST_FACTOR:
         reasons.append(
-            f"It is {max(factor, of_model):.3g} times beyond what was measured, and provisional "
-            f"from {PROVISIONAL_FACTOR:g} times on."
+            f"It is {beyond:.3g} times beyond what was measured, and provisional from "
+            f"{PROVISIONAL_FACTOR:g} times on."
         )
-    provisional = any(each.budget.answer.provisional for each in own)
-    if provisional:
+    if any(each.budget.answer.provisional for each in own):
         reasons.append("The answer at some budget is provisional.")
-    settle, seconds = _next_budget(reference, tokens)
+    settle, seconds = _next_budget(largest, tokens)
     return Recommendation(
         tokens=tokens,
         params=size,
@@ -124,15 +124,38 @@ def recommend(
         weight_decay=decay,
         adam_beta2=beta2,
         regret=_regret(own, batch_size["value"], tokens, published),
-        cap=_cap(largest, factor, of_model) if is_capped else None,
+        cap=_cap(validated, beyond) if is_capped else None,
         measured_up_to=largest.budget.tokens,
-        factor_beyond=factor,
+        factor_beyond=beyond,
         provisional=len(reasons) > 0 or is_capped,
         reasons=reasons,
         published=published,
         settle=settle,
         settle_seconds=seconds,
     )
+
+
+def _factor_beyond(measured: Sequence[Measured], tokens: int, size: float | None) -> float:
+    """Return how far a training lies outside of the budgets and model sizes; 1 inside."""
+    budgets = [each.budget.tokens for each in measured]
+    factors = [1.0, tokens / max(budgets), min(budgets) / tokens]
+    sizes = _model_sizes(measured)
+    if size is not None and sizes:
+        factors += [size / max(sizes), min(sizes) / size]
+    return max(factors)
+
+
+def _refuse_repeated(measured: Sequence[Measured]) -> None:
+    """Refuse folders that share trials: a copy would count as another measurement."""
+    owners: dict[str, Sweep] = {}
+    for each in measured:
+        for of_budget in each.sweep.by_budget:
+            for row in of_budget.plan.known_trials:
+                owner = owners.setdefault(str(row.id), each.sweep)
+                if owner is not each.sweep:
+                    raise SweepError(
+                        f"{owner.path} and {each.sweep.path} have the same trials. Leave one out."
+                    )
 
 
 def _measure(sweeps: Sequence[Sweep]) -> list[Measured]:
@@ -158,7 +181,8 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
         for name, of_first, value in (
             ("policy", first.budget.answer.policy, each.budget.answer.policy),
             ("metric", first.budget.answer.metric, each.budget.answer.metric),
-            ("optimizer", first.sweep.plan.settings.optimizer.name, _optimizer(each)),
+            ("optimizer", _optimizer(first), _optimizer(each)),
+            ("schedule", first.sweep.plan.settings.schedule, each.sweep.plan.settings.schedule),
             ("data", first.sweep.plan.data, each.sweep.plan.data),
             ("tokens per sequence", first.tokens_per_sequence, each.tokens_per_sequence),
         ):
@@ -177,28 +201,32 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
                 )
 
 
-def _optimizer(each: Measured) -> str:
-    return each.sweep.plan.settings.optimizer.name
+def _optimizer(each: Measured) -> dict[str, Any]:
+    return each.sweep.plan.settings.optimizer.model_dump(mode="json")
 
 
 def _of_model(
     measured: Sequence[Measured], params: float | None
 ) -> tuple[list[Measured], list[str]]:
-    """Return the budgets that tell of a model size, and why there are none."""
+    """Return the budgets that tell of a model size, and why there are none.
+
+    Those of all sizes do if at least three sizes have best batch sizes for a law.
+    """
     sizes = _model_sizes(measured)
-    if len(sizes) >= LEAST_MODELS:
-        if params is None:
-            raise SweepError(
-                f"these sweeps have {len(sizes)} model sizes, and the training needs one. Name it "
-                "with --params."
-            )
-        return [*measured], []
+    is_unknown = [each.parameters is None for each in measured]
+    if any(is_unknown) and not all(is_unknown):
+        raise SweepError(
+            "the model size must be known of all these sweeps, or of none. Leave out those without."
+        )
+    if params is None and len(sizes) > 1:
+        raise SweepError(
+            f"these sweeps have {len(sizes)} model sizes, and the training needs one. Name it with "
+            "--params."
+        )
     if params is None:
-        if len(sizes) > 1:
-            raise SweepError(
-                "these sweeps have two model sizes, and the training needs one. Name it with "
-                "--params."
-            )
+        return [*measured], []
+    inside = [each for each in measured if _optimum(each) is not None]
+    if len(_model_sizes(inside)) >= LEAST_MODELS:
         return [*measured], []
     own = [
         each
@@ -210,7 +238,8 @@ def _of_model(
     known = " and ".join(format_count(size) for size in sizes) or "models of unknown size"
     return [], [
         f"Not measured: a model of {format_count(params)} parameters. These sweeps have {known}; "
-        f"a law over sizes needs at least {LEAST_MODELS}."
+        f"a law over sizes needs at least {LEAST_MODELS} whose best batch sizes lie inside those "
+        "tried."
     ]
 
 
@@ -242,16 +271,33 @@ def _optimum(each: Measured) -> Optimum | None:
 def _fit(own: Sequence[Measured], reasons: list[str]) -> Law | None:
     """Fit the law, or append why there is none."""
     optima = [optimum for optimum in map(_optimum, own) if optimum is not None]
-    least = LEAST_BUDGETS
-    if len({optimum.parameters for optimum in optima}) >= LEAST_MODELS:
-        least += 1
+    is_of_sizes = len(_model_sizes(own)) > 1
+    least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
     if len(optima) < least:
         reasons.append(
             f"A law needs at least {least} budgets whose best batch size lies inside those tried; "
             f"there are {len(optima)}."
         )
         return None
+    left_out = len(own) - len(optima)
+    if left_out:
+        reasons.append(
+            f"{left_out} of {len(own)} budgets are left out of the law: their best batch size is "
+            "at an edge of those tried, or has no interval."
+        )
+    if is_of_sizes and _vary_together(optima):
+        reasons.append("Budgets and model sizes vary together, so that no law tells them apart.")
+        return None
     return fit_law(optima)
+
+
+def _vary_together(optima: Sequence[Optimum]) -> bool:
+    """Return True if log tokens and log parameters hardly differ from a line."""
+    log_tokens = np.log([optimum.tokens for optimum in optima])
+    log_sizes = np.log([optimum.parameters or math.nan for optimum in optima])
+    if np.ptp(log_tokens) == 0 or np.ptp(log_sizes) == 0:
+        return True
+    return bool(abs(np.corrcoef(log_tokens, log_sizes)[0, 1]) > LARGEST_CORRELATION)
 
 
 def _batch_size(
@@ -272,23 +318,32 @@ def _batch_size(
         )
         return nothing
     best = law.at(tokens, size)
-    reference = max(own, key=lambda each: each.budget.tokens)
-    inside = reference.budget.best
-    relative = [1.0, 1.0]
-    if inside.value is not None:
-        relative = [end / inside.value for end in inside.range_within_tolerance]
+    unit = own[0].tokens_per_sequence
+    largest = max(own, key=lambda each: each.budget.tokens).budget.best
+    within = None
+    if largest.value is None:
+        reasons.append("The range is not known, because the largest budget has none.")
+    else:
+        ends = [end / largest.value for end in largest.range_within_tolerance]
+        within = tuple(max(unit, best.value * share) for share in ends)
+        if any(largest.is_range_open):
+            reasons.append(
+                "The range may be wider: at the largest budget it ends with the batch sizes tried."
+            )
     return {
-        "value": best.value,
-        "interval": (best.low, best.high),
-        "range_within_tolerance": tuple(best.value * share for share in relative),
+        "value": max(unit, best.value),
+        "interval": (max(unit, best.low), max(unit, best.high)),
+        "range_within_tolerance": within,
     }
 
 
 def _range_without_law(own: Sequence[Measured], tokens: int) -> tuple[float, float] | None:
     """Return the range that the growth of the largest batch size within the tolerance predicts.
 
-    None unless it is known at three budgets.
+    None unless it is known at three budgets of one model.
     """
+    if len(_model_sizes(own)) > 1:
+        return None
     points = [
         (math.log(each.budget.tokens), math.log(each.budget.best.range_within_tolerance[1]))
         for each in own
@@ -308,6 +363,10 @@ def _learning_rate(
     own: Sequence[Measured], tokens: int, batch_size: float, reasons: list[str]
 ) -> dict[str, Any]:
     """Return the best rate at a batch size in tokens, by a plane through the best log rates."""
+    nothing: dict[str, Any] = {"value": None, "interval": None}
+    if len(_model_sizes(own)) > 1:
+        reasons.append("The rate is not known, because the sweeps have several model sizes.")
+        return nothing
     rows = []
     values = []
     for each in own:
@@ -320,7 +379,7 @@ def _learning_rate(
     degrees = len(rows) - 3
     if degrees < 1 or np.linalg.matrix_rank(design) < 3:
         reasons.append("The rate is not known: too few batch sizes and budgets have tuned rates.")
-        return {"value": None, "interval": None}
+        return nothing
     coefficients, squares, _, _ = np.linalg.lstsq(design, np.array(values), rcond=None)
     point = np.array([1.0, math.log(tokens), math.log(batch_size)])
     variance = float(squares[0]) / degrees
@@ -413,29 +472,27 @@ def _describe_law(law: Law | None, measured: Sequence[Measured]) -> dict[str, An
     }
 
 
-def _cap(largest: Measured, factor: float, of_model: float) -> str:
-    """Write how far the sweeps tell, for a training far beyond them."""
-    if factor >= of_model:
-        return (
-            f"Validated up to {format_count(largest.budget.tokens)} tokens; this is {factor:,.0f} "
-            "times beyond."
-        )
-    return f"Validated for smaller models; this is {of_model:,.0f} times larger."
+def _cap(validated: Sequence[Measured], beyond: float) -> str:
+    """Write how far the sweeps tell, for a training far outside of them."""
+    budgets = [each.budget.tokens for each in validated]
+    text = f"Validated from {format_count(min(budgets))} to {format_count(max(budgets))} tokens"
+    sizes = _model_sizes(validated)
+    if sizes:
+        text += f" and models of up to {format_count(max(sizes))} parameters"
+    return f"{text}; this is {beyond:,.0f} times outside."
 
 
-def _next_budget(reference: Measured, tokens: int) -> tuple[str | None, float | None]:
+def _next_budget(largest: Measured, tokens: int) -> tuple[str | None, float | None]:
     """Return the command of the next budget towards a training, and its estimated time."""
-    largest = reference.budget.tokens
-    following = min(tokens, NEXT_FACTOR * largest)
-    if following <= largest:
+    budget = largest.budget.tokens
+    if tokens <= budget:
         return None, None
-    plan = reference.sweep.plan
+    following = max(min(tokens, NEXT_FACTOR * budget), math.ceil(LEAST_BUDGET_RATIO * budget))
     try:
-        command = command_with(plan, budget=following, batches="auto")
+        command = command_with(largest.sweep.plan, budget=following, batches="auto")
     except SweepError:
         return None, None
-    trials = reference.sweep.trials
-    seconds = float(trials["seconds_total"].sum()) * following / largest
+    seconds = float(largest.sweep.trials["seconds_total"].sum()) * following / budget
     return command, seconds if seconds > 0 else None
 
 
@@ -451,8 +508,8 @@ def suggest(params: float, tokens: int) -> Recommendation:
         adam_beta2=None,
         regret=dict(NO_REGRET),
         cap=None,
-        measured_up_to=0,
-        factor_beyond=math.inf,
+        measured_up_to=None,
+        factor_beyond=None,
         provisional=True,
         reasons=["Nothing was measured: published laws are of other models and data."],
         published=published_at(Scale(params, tokens)),
@@ -493,11 +550,11 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
         )
     if answer.cap is not None:
         lines.append(answer.cap)
-    elif answer.factor_beyond > 1:
-        lines.append(
-            f"Validated up to {format_count(answer.measured_up_to)} tokens; this is "
-            f"{answer.factor_beyond:.3g} times beyond."
-        )
+    elif answer.factor_beyond is not None and answer.measured_up_to is not None:
+        text = f"Validated up to {format_count(answer.measured_up_to)} tokens"
+        if answer.factor_beyond > 1:
+            text += f"; this is {answer.factor_beyond:.3g} times beyond"
+        lines.append(f"{text}.")
     lines += answer.reasons
     lines += describe_published(answer.published)
     if answer.settle is not None:

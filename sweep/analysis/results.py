@@ -121,11 +121,13 @@ class Sweep(tables.SweepTables):
     def answer(self) -> Answer | None:
         """Return the answer; None if fewer than two batch sizes have results.
 
-        With several budgets it is that of the largest.
+        With several budgets it is that of the largest one that has an answer.
         """
-        if self.smaller and self.budgets and self.budgets[-1].tokens == self.plan.token_budget:
+        if self.leading and self.leading.answer:
+            return self.leading.answer
+        if self.smaller and self.budgets:
             return self.budgets[-1].answer
-        return self.leading.answer if self.leading else None
+        return None
 
     def answer_document(self) -> dict[str, Any] | None:
         """Return the document of answer.json; with several budgets it has the answers of all."""
@@ -139,16 +141,25 @@ class Sweep(tables.SweepTables):
 
     @cached_property
     def budgets(self) -> tuple[BudgetAnswer, ...]:
-        """The answers of all budgets that have one, ascending; a budget of time has none."""
-        answered = []
-        for of_budget in self.by_budget:
+        """The answers of all budgets that have one, ascending; a budget of time has none.
+
+        They are about one policy: that of the largest budget with an answer.
+        """
+        answered: list[BudgetAnswer] = []
+        label = None
+        for of_budget in reversed(self.by_budget):
             assert isinstance(of_budget, Sweep)
-            result = of_budget.leading
             tokens = of_budget.plan.token_budget
-            has_target = of_budget.plan.settings.target is not None
-            if tokens is None or has_target or result is None or result.answer is None:
+            if tokens is None or of_budget.plan.settings.target is not None:
                 continue
-            answered.append(_answer_of_budget(tokens, result))
+            results = [result for result in of_budget.policies if result.answer is not None]
+            if label is not None:
+                results = [result for result in results if result.label == label]
+            result = leading(results)
+            if result is None or result.decision is None:
+                continue
+            label = result.label
+            answered.insert(0, _answer_of_budget(tokens, result))
         finished = tuple(answered)
         return tuple(
             replace(budget, answer=with_worth(finished, index))
@@ -164,7 +175,11 @@ class Sweep(tables.SweepTables):
         """Return the answer in a few sentences, or a description of the sweep without one."""
         result = self.leading
         if result is None or result.answer is None:
-            return [describe_without_answer(self)]
+            lines = [describe_without_answer(self)]
+            answer = self.answer()  # of a smaller budget
+            if answer is not None:
+                lines += describe(answer)
+            return lines
 
         lines = describe(result.answer)
         answer = result.answer
@@ -204,13 +219,13 @@ class Sweep(tables.SweepTables):
 def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
     assert result.answer is not None and result.decision is not None
     rows = result.answer.batch_sizes
-    best, loss = best_batch_size(
+    best, loss, error = best_batch_size(
         sizes=[row.batch_size for row in rows],
         decision=result.decision,
         seeds=[row.seeds for row in rows],
         margin=result.answer.compared.margin,
     )
-    return BudgetAnswer(tokens=tokens, best=best, loss=loss, answer=result.answer)
+    return BudgetAnswer(tokens=tokens, best=best, loss=loss, loss_error=error, answer=result.answer)
 
 
 def load_sweep(

@@ -1,6 +1,7 @@
 """Plan the budgets of a command one after the other, each by what the smaller ones tell."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from sweep.decision.budgets import (
     predict_batch_sizes,
     predict_rate,
 )
+from sweep.errors import SweepError
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request
@@ -44,21 +46,40 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     if stored is None:
         stored = load_plan(request.folder)
     experiment = request.experiment
-    if stored is None or experiment.token_budget is None:
+    if stored is None or experiment.token_budget is None or experiment.target is not None:
         return request
+    is_of_tokens = all(plan.token_budget is not None for plan in stored.by_budget)
+    if not is_of_tokens or stored.settings.target is not None:
+        return request  # which is refused, because it asks another question
     present = stored.find_budget(experiment.budget)
     if experiment.chooses_batches:
         if present is not None:
             sizes = present.settings.batches
         else:
             best = best_by_budget(stored, request.folder)
-            sizes = predict_batch_sizes(best, experiment.token_budget)
+            sizes = _possible_sizes(
+                predict_batch_sizes(best, experiment.token_budget), stored, experiment
+            )
         experiment = experiment.model_copy(update={"batches": sizes})
     predicted = None if present is not None else _predicted_rate(stored, experiment)
     if predicted is not None:
         tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
         experiment = experiment.model_copy(update={"tuning": tuning})
     return replace(request, experiment=experiment)
+
+
+def _possible_sizes(sizes: Sequence[int], stored: Plan, experiment: Experiment) -> tuple[int, ...]:
+    """Return batch sizes that devices and groups can split, and that take at least a step."""
+    unit = stored.execution.devices * experiment.workload.sequences_per_group
+    rounded = {max(1, round(size / unit)) * unit for size in sizes}
+    tokens = experiment.token_budget or 0
+    possible = sorted(size for size in rounded if size * experiment.tokens_per_sequence <= tokens)
+    if len(possible) < 2:
+        raise SweepError(
+            f"batches auto needs two batch sizes that fit a budget of {tokens} tokens. Raise "
+            "--budget, or list batch sizes."
+        )
+    return tuple(possible)
 
 
 def best_by_budget(stored: Plan, folder: SweepFolder) -> dict[int, float]:

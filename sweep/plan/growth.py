@@ -38,6 +38,9 @@ def add_budget(stored: Plan, new: Plan, folder: object = "This folder") -> Plan:
     refuse_close_budgets(sorted(plan.token_budget or 0 for plan in (*stored.by_budget, new)))
     other = stored.by_budget[-1]
     excluded = {*NOT_SHARED, "budget"}
+    was_tuned = any(is_tuned(row.policy) for row in stored.trials)
+    if not (was_tuned and any(is_tuned(row.policy) for row in new.trials)):
+        excluded.add("tuning")
     settings = other.settings
     sequences = {"sequences": new.settings.evaluation.sequences}
     evaluation = settings.evaluation.model_copy(update=sequences)
@@ -53,6 +56,9 @@ def add_budget(stored: Plan, new: Plan, folder: object = "This folder") -> Plan:
             f"sizes, seeds and rates only, but {difference}. Choose another --out for another "
             "question."
         )
+    if not new.settings.noise_scale.measure:
+        noise = {"noise_scale": settings.noise_scale}
+        new = new.model_copy(update={"settings": new.settings.model_copy(update=noise)})
     return new.model_copy(
         update={
             "sweep_uid": stored.sweep_uid,

@@ -158,15 +158,14 @@ class Plan(Inputs):
         plans = {other.token_budget: other for other in self.by_budget}
         plans[plan.token_budget] = plan
         if len(plans) == 1:
-            later = {*self.later_budgets, *plan.later_budgets} - {plan.token_budget}
-            return plan.model_copy(update={"later_budgets": tuple(sorted(later))})
+            return plan
         ascending = [plans[tokens] for tokens in sorted(plans, key=lambda tokens: tokens or 0)]
         rows = []
         for other in ascending:
             tokens = other.token_budget
             rows += [row.model_copy(update={"budget": tokens}) for row in other.trials]
         budgets = tuple(other._as_budget() for other in ascending)
-        later = {*self.later_budgets, *plan.later_budgets} - {budget.tokens for budget in budgets}
+        later = {*plan.later_budgets} - {budget.tokens for budget in budgets}
         changes = {
             "budgets": budgets,
             "later_budgets": tuple(sorted(later)),

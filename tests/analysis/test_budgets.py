@@ -21,7 +21,8 @@ def decision_at(losses, noise=0.002, seeds=5):
 
 
 def best_of(sizes, losses, margin=0.005, noise=0.002):
-    best, least = best_batch_size(sizes, decision_at(losses, noise), [5] * len(sizes), margin)
+    decision = decision_at(losses, noise)
+    best, least, _ = best_batch_size(sizes, decision, [5] * len(sizes), margin)
     return best, least
 
 
@@ -40,12 +41,14 @@ def test_the_best_batch_size_lies_between_those_tried_and_has_a_range(tokens, wi
 
 def test_a_best_batch_size_at_an_edge_is_a_bound():
     sizes = [16, 32, 64]
-    smallest, _ = best_of(sizes, [1.0, 1.01, 1.1])
+    smallest, _ = best_of(sizes, [1.0, 1.01, 1.1], noise=1e-4)
     assert (smallest.value, smallest.edge) == (None, "smallest")
     assert smallest.interval == (None, 32.0)
+    assert best_of(sizes, [1.0, 1.01, 1.1], noise=0.02)[0].interval == (None, 64.0)
+    assert best_of(sizes, [1.0, 1.01, 1.1], noise=1.0)[0].interval == (None, None)
     assert smallest.range_within_tolerance == pytest.approx((16, 16 * math.sqrt(2)), rel=0.05)
     assert smallest.is_range_open == (True, False)
-    largest, _ = best_of(sizes, [1.1, 1.01, 1.0])
+    largest, _ = best_of(sizes, [1.1, 1.01, 1.0], noise=1e-4)
     assert (largest.value, largest.edge) == (None, "largest")
     assert largest.interval == (32.0, None) and largest.is_range_open == (False, True)
 

@@ -30,6 +30,7 @@ def write_budget(path, sequences, sizes=None, noise=0.003, seeds=5, loss=loss_at
         return {"final_valid_loss": value + draw.gauss(0, noise)}
 
     settings = {"batches": ",".join(map(str, sizes)), "budget": sequences * SEQUENCE}
+    settings["vocabulary"] = 256 + model.get("parameters", 0) // 100_000  # part of a trial's id
     write_fake_sweep(path, lrs=("tuned",), seeds=seeds, change=change, **settings)
     document = read_json(path / "plan.json")
     plan = parse_plan(document, "the plan")
@@ -122,6 +123,34 @@ def test_three_model_sizes_give_a_term_and_need_the_size_of_the_training(tmp_pat
     low, high = answer.batch_size_tokens["interval"]
     assert low < best_at(2 * BUDGETS[2]) * SEQUENCE < high
     assert recommend(folders, tokens, params=1_000_000_000).cap
+
+
+def test_a_folder_and_its_copy_count_once(folders):
+    with pytest.raises(SweepError, match="have the same trials"):
+        recommend([*folders, folders[0]], 10**9)
+
+
+def test_model_sizes_and_budgets_that_grow_together_give_no_law(tmp_path):
+    folders = [
+        write_budget(tmp_path / f"s{sequences}", sequences, parameters=50_000 + 20 * sequences)
+        for sequences in BUDGETS
+    ]
+    answer = recommend(folders, 2 * BUDGETS[2] * SEQUENCE, params=6_000_000)
+    assert answer.batch_size_tokens["value"] is None
+    assert any("vary together" in reason for reason in answer.reasons)
+
+
+def test_a_training_below_the_budgets_lies_as_far_outside_as_one_above(folders):
+    below = recommend(folders, BUDGETS[0] * SEQUENCE // 20)
+    assert below.factor_beyond == pytest.approx(20) and below.provisional
+    assert below.batch_size_tokens["value"] >= SEQUENCE
+    assert recommend(folders, BUDGETS[0] * SEQUENCE // 1000).cap
+
+
+def test_another_model_s_budget_validates_nothing(folders, tmp_path):
+    other = write_budget(tmp_path / "other", 64_000_000, parameters=3_200_000)
+    tokens = 200 * BUDGETS[-1] * SEQUENCE
+    assert recommend([*folders, other], tokens, params=150_000).cap
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,9 @@ def test_a_folder_grows_by_a_budget_of_the_same_question(small, large):
 
 def test_budgets_that_are_still_to_come_are_known_until_they_are_planned(small, large):
     waiting = small.model_copy(update={"later_budgets": (800_000, 3_200_000)})
-    assert waiting.with_budget(large).later_budgets == (3_200_000,)
+    following = large.model_copy(update={"later_budgets": (3_200_000,)})
+    assert waiting.with_budget(following).later_budgets == (3_200_000,)
+    assert waiting.with_budget(following).with_budget(small).later_budgets == ()  # another command
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def run(
     from sweep.cli.show import print_results
     from sweep.orchestration.budgets import make_plans
     from sweep.orchestration.request import read_request
-    from sweep.orchestration.runner import refuse_unusable_request
+    from sweep.orchestration.runner import Summary, refuse_unusable_request
     from sweep.orchestration.status import sweep_status
     from sweep.trial.status import Cause
 
@@ -85,9 +85,13 @@ def run(
     if len(plans) > 1 and not yes:
         _confirm_budgets(plans, request, options)
         is_confirmed = True
-    for of_budget in request.by_budget():
-        summary = _run_budget(of_budget, options, is_confirmed)
-        if summary.exit_code not in (0, 1) or summary.problem:
+    summary = Summary(folder, {})
+    for planned, of_budget in zip(plans, request.by_budget(), strict=True):
+        if only and not options.chosen(planned).requested:
+            continue
+        first = planned if len(plans) == 1 else None
+        summary = _run_budget(of_budget, options, is_confirmed, first)
+        if summary.exit_code != 0:  # larger budgets are planned by the results of smaller ones
             break
 
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
@@ -120,8 +124,10 @@ class RunOptions:
         return replace(planned, plan=plan, requested=requested)
 
 
-def _run_budget(request: "Request", options: RunOptions, is_confirmed: bool) -> "Summary":
-    """Plan one budget and run its trials."""
+def _run_budget(
+    request: "Request", options: RunOptions, is_confirmed: bool, planned: "Planned | None"
+) -> "Summary":
+    """Run the trials of one budget, which is planned first unless its plan is given."""
     from sweep.cli.show import print_plan, total_seconds
     from sweep.orchestration.budgets import with_predictions
     from sweep.orchestration.estimates import estimate
@@ -132,7 +138,9 @@ def _run_budget(request: "Request", options: RunOptions, is_confirmed: bool) -> 
     folder = request.folder
     services = request.services
     causes = options.retried_causes
-    planned = options.chosen(make_plan(with_predictions(request)))
+    if planned is None:
+        planned = make_plan(with_predictions(request))
+    planned = options.chosen(planned)
     summary = finished_summary(planned, folder, services, causes)
     if summary is not None:
         return summary
@@ -178,12 +186,20 @@ def _confirm_budgets(plans: "list[Planned]", request: "Request", options: RunOpt
     """Ask once for all budgets, before the first of them runs, if they take long."""
     from sweep.cli.show import total_seconds
     from sweep.orchestration.estimates import estimate
-    from sweep.orchestration.runner import prepare, rows_to_run
+    from sweep.orchestration.runner import finished_summary, prepare, rows_to_run
 
-    prepare(plans[0].plan, request.folder, request.services)
+    folder = request.folder
+    chosen = [options.chosen(planned) for planned in plans]
+    is_finished = [
+        finished_summary(planned, folder, request.services, options.retried_causes) is not None
+        for planned in chosen
+    ]
+    if all(is_finished):
+        return
+    prepare(plans[0].plan, folder, request.services)
     total: float | None = 0.0
-    for planned in plans:
-        plan = estimate(options.chosen(planned).plan, request.folder)
+    for planned in chosen:
+        plan = estimate(planned.plan, folder)
         to_run = rows_to_run(
             replace(planned, plan=plan).command_rows(), request.folder, options.retried_causes
         )
