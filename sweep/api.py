@@ -7,11 +7,12 @@ from typing import Unpack
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.execution import Services
 from sweep.errors import SweepError
+from sweep.orchestration.budgets import make_plans, with_predictions
 from sweep.orchestration.estimates import estimate
 from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.progress import Progress
-from sweep.orchestration.request import read_request
+from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import (
     Summary,
     finished_summary,
@@ -37,8 +38,14 @@ def plan_sweep(
     With a budget of time and no `timing`, the tokens and steps of trials are 0: not known yet.
     """
     request = read_request(experiment, {**settings}, out)
-    planned = fix_tokens_by_file(make_plan(request), request.services)
-    return replace(planned, plan=estimate(planned.plan, request.folder)).command_rows()
+    plan = None
+    for planned in make_plans(request):
+        planned = fix_tokens_by_file(planned, request.services)
+        planned = replace(planned, plan=estimate(planned.plan, request.folder))
+        rows = planned.command_rows()
+        plan = rows if plan is None else plan.with_budget(rows)
+    assert plan is not None
+    return plan
 
 
 def run_sweep(
@@ -61,21 +68,30 @@ def run_sweep(
         KeyboardInterrupt: Ctrl-C, after the running trials were saved.
     """
     request = read_request(experiment, {**settings}, out)
+    for of_budget in request.by_budget():
+        summary = _run_budget(with_predictions(of_budget), show_progress)
+        if summary.problem:
+            raise SweepError(summary.problem)
+        if summary.is_interrupted:
+            raise KeyboardInterrupt
+        if summary.exit_code != 0:  # larger budgets are planned by the results of smaller ones
+            break
+    return load_sweep(request.folder.path)
+
+
+def _run_budget(request: Request, show_progress: bool) -> Summary:
+    """Run the unfinished trials of one budget."""
     folder = request.folder
     services = request.services
     planned = make_plan(request)
     refuse_unusable_request(planned.plan, folder, services)
     summary = finished_summary(planned, folder, services)
-    if summary is None:
-        prepare(planned.plan, folder, services)
-        planned = fix_tokens(planned, folder, services)
-        planned = replace(planned, plan=estimate(planned.plan, folder))
-        summary = run_planned(planned, folder, services, not show_progress)
-    if summary.problem:
-        raise SweepError(summary.problem)
-    if summary.is_interrupted:
-        raise KeyboardInterrupt
-    return load_sweep(summary.folder.path)
+    if summary is not None:
+        return summary
+    prepare(planned.plan, folder, services)
+    planned = fix_tokens(planned, folder, services)
+    planned = replace(planned, plan=estimate(planned.plan, folder))
+    return run_planned(planned, folder, services, not show_progress)
 
 
 def run_planned(

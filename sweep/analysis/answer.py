@@ -40,7 +40,6 @@ from sweep.config.arms import Arm
 from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import format_seconds
 from sweep.config.objective import Objective
-from sweep.decision.curves import rate_points, stack_points
 from sweep.decision.decision import (
     ALPHA,
     LOOKS,
@@ -51,6 +50,7 @@ from sweep.decision.decision import (
     decide,
 )
 from sweep.decision.question import Question, is_answered
+from sweep.decision.rates import rate_points, stack_points
 
 DEFAULT_SETTINGS = AnswerSettings()
 
@@ -434,7 +434,8 @@ def build_ranking(
         best_first[worse.batch_size].append(name)
     gaps.sort(key=lambda gap: gap.batch_size)
 
-    candidates = [arms[i] for i in np.flatnonzero(decision.may_be_best)]
+    best = [arms[i] for i in np.flatnonzero(decision.may_be_best)]
+    candidates = [(str(arm.optimizer), arm.batch_size) for arm in best]
     names = {arm.optimizer for arm in arms}
     pairs = len(sizes) * math.comb(len(names), 2)
     return Ranking(_is_same_order(gaps, pairs), best_first, gaps, candidates, others)

@@ -8,7 +8,6 @@ import numpy as np
 
 from sweep.analysis.checks.trials import LEAST_CLIP_RATE, MOST_CLIP_RATES
 from sweep.analysis.tables import Estimate
-from sweep.config.arms import Arm
 from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
@@ -48,6 +47,8 @@ class BatchSizeAnswer:
     price_range: tuple[float, float] | None
     dominated: bool | None  # whether another batch size is better and sooner; None: not known
     clipped_step_fraction: float | None  # share of the steps whose gradient was clipped
+    # share of its tokens that the best could save, least and largest; None: not known, not bounded
+    worth_in_tokens: tuple[float, float | None] | None = None
 
     @property
     def seconds_bounds(self) -> tuple[float, float] | None:
@@ -239,5 +240,5 @@ class Ranking:
     is_same: bool | None  # at all batch sizes; None: undecided
     best_first: dict[int, list[str]]  # optimizers by batch size, by the estimates
     gaps: list[OptimizerGap]
-    candidates: list[Arm]  # those that may be the best of all
+    candidates: list[tuple[str, int]]  # optimizers and batch sizes that may be the best of all
     answers: Sequence[AnswerData]  # answers for the other optimizers

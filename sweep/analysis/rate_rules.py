@@ -10,6 +10,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
 
 from sweep.analysis.answer_data import join
+from sweep.analysis.published_laws import Scale, step_law_rate
 from sweep.analysis.tables import Estimate
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.optimizers import optimizer_facts
@@ -137,7 +138,7 @@ def _step_law(plan: Plan) -> float | None:
         return None
     if embedding is None:
         embedding = 0
-    return float(1.79 * (parameters - embedding) ** -0.713 * plan.token_budget**0.307)
+    return step_law_rate(Scale(parameters - embedding, plan.token_budget))
 
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:

@@ -5,12 +5,15 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
+from sweep.analysis.budgets import BudgetAnswer, best_batch_size, law_of, with_worth
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
+from sweep.analysis.law import Law
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
@@ -116,14 +119,67 @@ class Sweep(tables.SweepTables):
         return leading(self.policies)
 
     def answer(self) -> Answer | None:
-        """Return the answer; None if fewer than two batch sizes have results."""
-        return self.leading.answer if self.leading else None
+        """Return the answer; None if fewer than two batch sizes have results.
+
+        With several budgets it is that of the largest one that has an answer.
+        """
+        if self.leading and self.leading.answer:
+            return self.leading.answer
+        if self.smaller and self.budgets:
+            return self.budgets[-1].answer
+        return None
+
+    def answer_document(self) -> dict[str, Any] | None:
+        """Return the document of answer.json; with several budgets it has the answers of all."""
+        answer = self.answer()
+        if answer is None:
+            return None
+        document = answer.as_json()
+        if self.smaller:
+            document["budgets"] = [budget.as_json() for budget in self.budgets]
+        return document
+
+    @cached_property
+    def budgets(self) -> tuple[BudgetAnswer, ...]:
+        """The answers of all budgets that have one, ascending; a budget of time has none.
+
+        They are about one policy: that of the largest budget with an answer.
+        """
+        answered: list[BudgetAnswer] = []
+        label = None
+        for of_budget in reversed(self.by_budget):
+            assert isinstance(of_budget, Sweep)
+            tokens = of_budget.plan.token_budget
+            if tokens is None or of_budget.plan.settings.target is not None:
+                continue
+            results = [result for result in of_budget.policies if result.answer is not None]
+            if label is not None:
+                results = [result for result in results if result.label == label]
+            result = leading(results)
+            if result is None or result.decision is None:
+                continue
+            label = result.label
+            answered.insert(0, _answer_of_budget(tokens, result))
+        finished = tuple(answered)
+        return tuple(
+            replace(budget, answer=with_worth(finished, index))
+            for index, budget in enumerate(finished)
+        )
+
+    @cached_property
+    def law(self) -> Law | None:
+        """The law of the best batch size in sequences; None with fewer than three inside points."""
+        return law_of(self.budgets)
 
     def sentences(self) -> list[str]:
         """Return the answer in a few sentences, or a description of the sweep without one."""
         result = self.leading
         if result is None or result.answer is None:
-            return [describe_without_answer(self)]
+            lines = [describe_without_answer(self)]
+            answer = self.answer()  # of a smaller budget
+            if answer is not None:
+                lines += describe(answer)
+            return lines
 
         lines = describe(result.answer)
         answer = result.answer
@@ -160,6 +216,18 @@ class Sweep(tables.SweepTables):
         return "<br>".join([*map(html.escape, self.sentences()), table])
 
 
+def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
+    assert result.answer is not None and result.decision is not None
+    rows = result.answer.batch_sizes
+    best, loss, error = best_batch_size(
+        sizes=[row.batch_size for row in rows],
+        decision=result.decision,
+        seeds=[row.seeds for row in rows],
+        margin=result.answer.compared.margin,
+    )
+    return BudgetAnswer(tokens=tokens, best=best, loss=loss, loss_error=error, answer=result.answer)
+
+
 def load_sweep(
     path: str | Path,
     pursues: str | None = None,
@@ -181,9 +249,12 @@ def load_sweep(
     loaded = tables.load_tables(path)
     changes = {"pursues": pursues, "price": price, "question": question}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if changes:
-        loaded = replace(loaded, plan=loaded.plan.with_answer(**changes))
-    return Sweep(**vars(loaded))
+    of_budgets = []
+    for of_budget in loaded.by_budget:
+        plan = of_budget.plan.with_answer(**changes) if changes else of_budget.plan
+        of_budgets.append(Sweep(**vars(of_budget) | {"plan": plan, "smaller": ()}))
+    *smaller, largest = of_budgets
+    return Sweep(**vars(largest) | {"smaller": tuple(smaller)})
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:

@@ -53,7 +53,7 @@ def _describe_ranking(ranking: Ranking, answers: list[AnswerData]) -> list[str]:
     start = "Provisionally, the" if any(answer.reasons for answer in answers) else "The"
     how = {True: "is the same at all", False: "differs between", None: "may differ between"}
     lines.append(f"{start} ranking of the optimizers {how[ranking.is_same]} batch sizes.")
-    named = [f"{arm.optimizer} at batch size {arm.batch_size}" for arm in ranking.candidates]
+    named = [f"{optimizer} at batch size {size}" for optimizer, size in ranking.candidates]
     verb = "may be" if len(named) > 1 else "is"
     lines.append(f"{start} best of all {verb} {join(named, 'or')}.")
     return lines

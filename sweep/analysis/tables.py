@@ -8,7 +8,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -96,6 +96,12 @@ class SweepTables:
     checked: dict[str, Any]  # check.json, if it is of the plan's code
     lacks_curves: bool  # a published folder without curves.csv
     timing: Timing | None  # timing.json, if it has rounds
+    smaller: "tuple[SweepTables, ...]" = ()  # of smaller budgets, ascending
+
+    @property
+    def by_budget(self) -> "tuple[SweepTables, ...]":
+        """The tables of each budget, ascending; the last are these."""
+        return (*self.smaller, self)
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -107,48 +113,56 @@ def load_tables(path: str | Path) -> SweepTables:
     """Read a sweep folder without starting or changing anything.
 
     A published folder has plan.json, trials.csv and curves.csv, and no trial folders. Without
-    curves.csv its curves are empty, and a warning says so.
+    curves.csv its curves are empty, and a warning says so. With several budgets the tables are
+    those of the largest, and lead to the others.
 
     Raises:
         SweepError: if the folder holds no readable plan.json.
     """
     folder = SweepFolder(Path(path))
     refuse_links(folder.path)
-    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
-    records: list[dict[str, Any]] = []
+    whole = parse_plan(folder.require_plan(), str(folder.plan_path))
+    records: dict[str, dict[str, Any]] = {}
     curves: dict[str, pd.DataFrame] = {}
     warnings: list[str] = []
     lacks_curves = folder.is_published and not (folder.path / CURVES).exists()
 
     if not folder.is_published:
-        for row in plan.known_trials:
-            trial = folder.trial(str(row.id))
-            curve = _read_curve(trial, warnings)
-            record = _read_record(trial, row, plan, curve, warnings)
-            if plan.has_unequal_amounts and row.stage == "final":
-                record["valid_slope"] = _slope_of(curve, plan.settings.evaluated)
-            records.append(record)
-            curves[trial.id] = curve
+        for plan in whole.by_budget:
+            for row in plan.known_trials:
+                trial = folder.trial(str(row.id))
+                curve = _read_curve(trial, warnings)
+                record = _read_record(trial, row, plan, curve, warnings)
+                if plan.has_unequal_amounts and row.stage == "final":
+                    record["valid_slope"] = _slope_of(curve, plan.settings.evaluated)
+                records[trial.id] = record
+                curves[trial.id] = curve
     else:
-        records = _read_published(folder.path / "trials.csv", plan)
+        records = _read_published(folder.path / "trials.csv", whole)
         if lacks_curves:
             warnings.append(MISSING_CURVES)
         else:
-            curves = _read_published_curves(folder.path / CURVES, plan)
-            warnings += _missing_points(records, curves)
+            curves = _read_published_curves(folder.path / CURVES, whole)
+            warnings += _missing_points([*records.values()], curves)
 
-    timing = _read_timing(folder, plan, warnings)
-    return SweepTables(
-        path=folder.path,
-        name=folder.name,
-        plan=plan,
-        trials=_trials_table(records, plan.settings.objective.name),
-        curves=_curves_table(curves),
-        warnings=tuple(warnings),
-        checked=_read_check(folder, plan),
-        lacks_curves=lacks_curves,
-        timing=timing,
-    )
+    timing = _read_timing(folder, whole, warnings)
+    of_budgets = []
+    for plan in whole.by_budget:
+        ids = [str(row.id) for row in plan.known_trials]
+        of_budget = SweepTables(
+            path=folder.path,
+            name=folder.name,
+            plan=plan,
+            trials=_trials_table([records[i] for i in ids], plan.settings.objective.name),
+            curves=_curves_table({i: curves[i] for i in ids if i in curves}),
+            warnings=tuple(warnings),
+            checked=_read_check(folder, plan),
+            lacks_curves=lacks_curves,
+            timing=timing,
+        )
+        of_budgets.append(of_budget)
+    *smaller, largest = of_budgets
+    return replace(largest, smaller=tuple(smaller))
 
 
 def _read_timing(folder: SweepFolder, plan: Plan, warnings: list[str]) -> Timing | None:
@@ -280,9 +294,10 @@ def to_numbers(values: pd.Series) -> pd.Series:
 
 
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:
-    """Write every trial, with the declared columns and those of metrics."""
+    """Write every trial of all budgets, with the declared columns and those of metrics."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
-    table = sweep.trials.astype(whole)
+    parts = [of_budget.trials.astype(whole) for of_budget in sweep.by_budget]
+    table = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
     texts = [name for name, kind in TRIAL_COLUMNS.items() if kind not in NUMBERS]
     table[texts] = table[texts].map(_without_formula)
     with replacing(path) as part:
@@ -293,10 +308,14 @@ def write_curves_csv(sweep: SweepTables, path: Path) -> None:
     """Write the points of the curves that a report of the published sweep reads."""
     objective = sweep.plan.settings.evaluated.curve
     reported = dict.fromkeys([*REPORTED_METRICS, objective])
-    metrics = [name for name in reported if name in sweep.curves]
-    finals = sweep.trials["id"][sweep.trials["stage"] == "final"]
-    is_read = sweep.curves["id"].isin(finals) & sweep.curves[metrics].notna().any(axis=1)
-    table = sweep.curves.loc[is_read, ["id", "step", "tokens", *metrics]]
+    parts = []
+    for of_budget in sweep.by_budget:
+        curves = of_budget.curves
+        metrics = [name for name in reported if name in curves]
+        finals = of_budget.trials["id"][of_budget.trials["stage"] == "final"]
+        is_read = curves["id"].isin(finals) & curves[metrics].notna().any(axis=1)
+        parts.append(curves.loc[is_read, ["id", "step", "tokens", *metrics]])
+    table = pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
 
@@ -320,8 +339,8 @@ def _with_formula(value: Any) -> Any:
     return value
 
 
-def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Read a trials.csv; a cell that is no number in a column of numbers counts as empty."""
+def _read_published(path: Path, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Read a trials.csv, by id; a cell that is no number in a column of numbers counts as empty."""
     table = read_csv(path)
     known = [name for name in map(str, table) if name in TRIAL_COLUMNS or is_metric(name)]
     for name in known:
@@ -337,10 +356,9 @@ def _read_published(path: Path, plan: Plan) -> list[dict[str, Any]]:
     if records.keys() != planned.keys() or len(rows) != len(planned):
         raise SweepError(f"{path} must have each trial of plan.json once. Restore it.")
 
-    return [
-        records[trial] | _planned_values(row, plan, exclude=MEASURED)
-        for trial, row in planned.items()
-    ]
+    for trial, planned_row in planned.items():
+        records[trial] |= _planned_values(planned_row, plan, exclude=MEASURED)
+    return {trial: records[trial] for trial in planned}
 
 
 def _planned_values(row: PlannedTrial, plan: Plan, exclude: Collection[str] = ()) -> dict[str, Any]:

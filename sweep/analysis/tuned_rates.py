@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.tables import to_numbers
-from sweep.decision.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
+from sweep.decision.rates import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
 from sweep.decision.trials import tells_of_budget
 from sweep.trial.status import State
 

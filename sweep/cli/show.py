@@ -66,11 +66,37 @@ def write_if(value: float | None, write: Callable[[float], str] = "{:.5g}".forma
     return "" if value is None else write(value)
 
 
+def print_plans(
+    plans: Sequence[Planned],
+    folder: SweepFolder,
+    retried_causes: frozenset[Cause] = frozenset(),
+    as_json: bool = False,
+    costs: Sequence[dict[str, Any]] | None = None,
+    is_verbose: bool = False,
+) -> None:
+    """Print the plan of each budget; as JSON, one document of all."""
+    all_costs: Sequence[dict[str, Any] | None] = costs if costs else [None] * len(plans)
+    if not as_json:
+        for planned, cost in zip(plans, all_costs, strict=True):
+            print_plan(planned, folder, retried_causes, cost=cost, is_verbose=is_verbose)
+        return
+
+    whole = plans[0].command_rows()
+    for planned in plans[1:]:
+        whole = whole.with_budget(planned.command_rows())
+    for line in _data_lines(whole, folder):
+        say(line, to_stderr=True)
+    to_run = rows_to_run(whole, folder, retried_causes)
+    document = whole.model_dump(mode="json") | _price_of(whole, to_run)
+    if costs:
+        document["cluster"] = costs[-1] if len(costs) == 1 else costs
+    print_document(document)
+
+
 def print_plan(
     planned: Planned,
     folder: SweepFolder,
     retried_causes: frozenset[Cause] = frozenset(),
-    as_json: bool = False,
     to_stderr: bool = False,
     cost: dict[str, Any] | None = None,
     is_verbose: bool = False,
@@ -78,15 +104,6 @@ def print_plan(
     """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
     plan = planned.command_rows()
     to_run = rows_to_run(plan, folder, retried_causes)
-    if as_json:
-        for line in _data_lines(plan, folder):
-            say(line, to_stderr=True)
-        document = plan.model_dump(mode="json") | _price_of(plan, to_run)
-        if cost:
-            document["cluster"] = cost
-        print_document(document)
-        return
-
     console = build_console(to_stderr)
     header = Text.assemble((plan.experiment, "bold"), f": {printable(_plan_facts(plan))}")
     console.print(header, soft_wrap=not console.is_terminal)

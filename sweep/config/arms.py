@@ -3,21 +3,28 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sweep.config.numbers import format_count
+
 # Evenly spaced in hue; each has a contrast of at least 3 with white and with a dark page.
 STOPS = ("#3b74d8", "#1c8fb5", "#1a9468", "#7b8c17", "#c07a00", "#d5502f", "#b8458f")
 
 
 class Arm(NamedTuple):
-    """An optimizer and a batch size. The order is that of the plan."""
+    """An optimizer, a batch size and a budget. The order is that of the plan."""
 
     optimizer: str | None  # None: the sweep has only one
     batch_size: int
+    budget: int | None = None  # in tokens; None: the sweep has only one
 
     @property
     def label(self) -> str:
-        """Such as `batch size 64` and `muon batch size 64`."""
-        size = f"batch size {self.batch_size}"
-        return size if self.optimizer is None else f"{self.optimizer} {size}"
+        """Such as `batch size 64`, `muon batch size 64` and `batch size 64, 4M`."""
+        label = f"batch size {self.batch_size}"
+        if self.optimizer is not None:
+            label = f"{self.optimizer} {label}"
+        if self.budget is not None:
+            label += f", {format_count(self.budget)}"
+        return label
 
 
 def arm_colors(arms: Iterable[Arm]) -> dict[Arm, str]:

@@ -162,10 +162,12 @@ class Experiment(TrainingSettings):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # by default the file's
     question: str = ""  # shown to people
-    budget: Annotated[int | str, BeforeValidator(parse_budget), RunFlag()]
-    """Training tokens of every trial: 327M, 3.2768e8; or the time of its steps: 10min, 2h."""
+    budget: Annotated[int | str | tuple[int, ...], BeforeValidator(parse_budget), RunFlag()]
+    """Training tokens of every trial: 327M; several: 1M,4M,16M; or the time of its steps: 10min."""
     batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
-    """Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."""
+    """Batch sizes: 1,8,32 or 1..512 (powers of two) sequences; 64ktok tokens; auto: by budget."""
+    # batch sizes of further budgets are chosen around the best of the smaller ones
+    chooses_batches: Annotated[bool, Field(exclude=True)] = False
     data: Annotated[str | None, Flag()] = "tinystories"
     """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
     text_column: Annotated[str, DataFlag(Group.MODEL, metavar="NAME")] = "text"
@@ -208,8 +210,15 @@ class Experiment(TrainingSettings):
 
     @property
     def token_budget(self) -> int | None:
-        """Training tokens of every trial; None with a budget of time."""
+        """Training tokens of every trial; None with a budget of time, or several budgets."""
         return self.budget if isinstance(self.budget, int) else None
+
+    @property
+    def by_budget(self) -> "tuple[Experiment, ...]":
+        """An experiment for each budget, ascending; `self` with a single one."""
+        if not isinstance(self.budget, tuple):
+            return (self,)
+        return tuple(self.model_copy(update={"budget": tokens}) for tokens in self.budget)
 
     @property
     def time_budget_seconds(self) -> float | None:
@@ -287,6 +296,8 @@ class Experiment(TrainingSettings):
             raise ValueError("tuning.dimensions must contain lr, each at most once. Write lr,beta2")
         if len({*self.optimizers, "none"}) <= len(self.optimizers):
             raise ValueError("optimizers must differ, and none is not one of them. Correct them")
+        if tuning.budget is not None and isinstance(self.budget, tuple):
+            raise ValueError("tuning.budget must be left out with several budgets")
         budget = self.token_budget
         if tuning.budget is not None and budget is not None and tuning.budget > budget:
             raise ValueError("tuning.budget must be at most the budget. Lower it")
@@ -297,6 +308,8 @@ class Experiment(TrainingSettings):
             if others:
                 raise ValueError("answer.other_targets need a target. Add one, or leave them out")
             return
+        if isinstance(self.budget, tuple):
+            raise ValueError("budget must be one number with a target, whose cap it is. Write 4M")
         if self.schedule.name != "constant":
             raise ValueError("schedule.name must be constant with a target. Leave it out")
         if any(other <= self.target for other in others):

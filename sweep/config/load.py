@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import Experiment
+from sweep.config.experiment import Experiment, TrainingSettings
 from sweep.config.models import MODEL_PRESETS, SIZES, model_preset
-from sweep.config.numbers import parse_count, parse_options
+from sweep.config.numbers import batches_in_sequences, parse_count, parse_options
 from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import merge_settings, parse_settings, settings_of
@@ -73,7 +73,19 @@ def load_experiment(
     if not is_of_transformers:
         fields["replaced_sizes"] = _replaced_sizes(unused_sizes, flags, fields["model"])
 
-    experiment = parse_settings(Experiment, fields, f"experiment {name or fields.get('name')!r}")
+    subject = f"experiment {name or fields.get('name')!r}"
+    if fields.get("batches") == "auto":
+        if "batches" not in file:
+            raise SweepError(
+                f"batches auto needs an {subject} that names the batch sizes of the smallest "
+                "budget. List batch sizes, such as 4,16,64."
+            )
+        fields |= {"batches": file["batches"], "chooses_batches": True}
+    if "tok" in str(fields.get("batches")):
+        parts = {str(key): fields[key] for key in ("model", "workload") if key in fields}
+        tokens_per_sequence = parse_settings(TrainingSettings, parts, subject).tokens_per_sequence
+        fields["batches"] = batches_in_sequences(fields["batches"], tokens_per_sequence)
+    experiment = parse_settings(Experiment, fields, subject)
     return _with_one_optimizer(experiment)
 
 

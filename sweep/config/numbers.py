@@ -2,13 +2,16 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
+MOST_BUDGETS = 16  # in one sweep
+LEAST_BUDGET_RATIO = 1.5  # of a budget over the one before
 MOST_SECONDS = 30 * 86400  # largest budget of time
 EXAMPLES = {
     "the budget": "327.68M or 10min",
@@ -19,6 +22,8 @@ EXAMPLES = {
 EXAMPLES |= {"max_seeds": "8", "seeds": "8, or auto"}
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+TOKENS = re.compile(r"(.+?)(Ki|Mi|Gi|)tok")  # a batch size in tokens: 64ktok, 64Kitok
+BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # by unit
 
 
@@ -40,8 +45,33 @@ def parse_count(text: str | int | float, subject: str = "number", least: int = 1
     return int(value)
 
 
-def parse_budget(value: str | int | float) -> int | str:
-    """Read tokens, `327.68M`, or a time, `10min`, which is written in its largest whole unit."""
+def parse_budget(value: Any) -> int | str | tuple[int, ...]:
+    """Read one budget, or several numbers of tokens, ascending: `1M,4M,16M`.
+
+    One is a number of tokens, `327.68M`, or a time, `10min`, which is written in its largest whole
+    unit.
+    """
+    items = value if isinstance(value, list | tuple) else str(value).split(",")
+    if len(items) == 1:
+        return _parse_one_budget(items[0])
+    budgets = sorted(parse_count(item, "the budget") for item in items)
+    if not 0 < len(budgets) <= MOST_BUDGETS:
+        raise SweepError(f"budget must have 1 to {MOST_BUDGETS} numbers, got {len(budgets)}.")
+    refuse_close_budgets(budgets)
+    return tuple(budgets)
+
+
+def refuse_close_budgets(budgets: Sequence[int]) -> None:
+    """Refuse budgets, ascending, that are so close that they tell nothing new."""
+    for smaller, larger in pairwise(budgets):
+        if larger < LEAST_BUDGET_RATIO * smaller:
+            raise SweepError(
+                f"each budget must be at least {LEAST_BUDGET_RATIO:g} times the one before, got "
+                f"{smaller} and {larger}. Leave one out."
+            )
+
+
+def _parse_one_budget(value: str | int | float) -> int | str:
     match = re.fullmatch(r"\s*([\d.]+)\s*(d|h|min|s)\s*", str(value))
     if match is None:
         return parse_count(value, "the budget")
@@ -56,9 +86,9 @@ def parse_budget(value: str | int | float) -> int | str:
     return f"{(seconds / SECONDS[unit]).normalize():f}{unit}"
 
 
-def seconds_of(budget: int | str) -> float | None:
+def seconds_of(budget: int | str | tuple[int, ...]) -> float | None:
     """Return the seconds of a budget of time, as `parse_budget` writes it; None for tokens."""
-    if isinstance(budget, int):
+    if not isinstance(budget, str):
         return None
     unit = next(unit for unit in SECONDS if budget.endswith(unit))
     return float(budget.removesuffix(unit)) * SECONDS[unit]
@@ -81,6 +111,40 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
         expected = f"name each batch size once, and at most {MOST_BATCHES}"
         raise SweepError(f"batches must {expected}, got {str(text)!r}. Write 1,8,32.")
     return tuple(sizes)
+
+
+def batches_in_sequences(text: Any, tokens_per_sequence: int) -> Any:
+    """Return batch sizes with those in tokens, `64ktok`, as sequences; all others as they are.
+
+    k is 1,000 and Ki 1,024.
+
+    Raises:
+        SweepError: if a number of tokens is no multiple of those of a sequence, or a sequence has
+            no tokens.
+    """
+    if not isinstance(text, str | list | tuple):
+        return text
+    items = text.split(",") if isinstance(text, str) else text
+    sizes = []
+    for item in items:
+        match = TOKENS.fullmatch(str(item).strip())
+        if match is None:
+            sizes.append(item)
+            continue
+        if tokens_per_sequence == 1:
+            raise SweepError(
+                f"batches must count examples, because these have no tokens, got {item}. Leave tok "
+                "out."
+            )
+        tokens = parse_count(match[1], "batches: each number of tokens") * BINARY[match[2]]
+        if tokens % tokens_per_sequence:
+            nearest = nearest_multiples(tokens, tokens_per_sequence)
+            raise SweepError(
+                f"batches: {item} must be a multiple of the {tokens_per_sequence} tokens of a "
+                f"sequence, got {tokens}. Write {nearest}, with tok after it."
+            )
+        sizes.append(tokens // tokens_per_sequence)
+    return sizes
 
 
 def nearest_multiples(value: int, unit: int) -> str:

@@ -21,8 +21,9 @@ class Overrides(Keywords, total=False):
     answer: Literal["which", "order"] | Mapping[str, Any] | None
     at_once: int | str | None
     batches: str | Sequence[int | str] | None
-    budget: int | str | None
+    budget: int | str | Sequence[int | str] | None
     centre: Literal["fit", "rule"] | None
+    chooses_batches: bool | None
     code_folder: str | None
     command: str | None
     context: int | str | None

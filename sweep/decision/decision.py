@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sweep.decision.curves import Floats, RateBounds, RatePoints, bound_rates
+from sweep.decision.curves import Floats
+from sweep.decision.rates import RateBounds, RatePoints, bound_rates
 
 # Verdicts on the tolerance.
 WITHIN = "within"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import RatePoints, best_curve, rate_points
+from sweep.decision.rates import RatePoints, best_curve, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan
 from sweep.plan.policies import Policy
 from sweep.plan.rate_search import FINEST, GRID, PREDICTED, RateTrial, is_in, neighbours

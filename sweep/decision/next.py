@@ -12,14 +12,7 @@ import numpy as np
 
 from sweep.config.arms import Arm
 from sweep.config.experiment import Experiment
-from sweep.decision.curves import (
-    NEIGHBOURS,
-    Floats,
-    RatePoints,
-    rate_points,
-    rates_between,
-    stack_points,
-)
+from sweep.decision.curves import Floats
 from sweep.decision.decision import ALPHA, LOOKS, Counts, Decision, Flags, decide
 from sweep.decision.equal_amounts import (
     ERROR,
@@ -30,6 +23,7 @@ from sweep.decision.equal_amounts import (
     token_ratios,
 )
 from sweep.decision.question import Question, undecided_of
+from sweep.decision.rates import NEIGHBOURS, RatePoints, rate_points, rates_between, stack_points
 from sweep.decision.trials import TrialRecord, TrialTime, losses_by_rate, tuning_records
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, finals_of
 from sweep.plan.policies import is_tuned, parse_policy

@@ -9,6 +9,7 @@ from typing import Any
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import AnswerSettings, Experiment
 from sweep.config.load import complete_schedule_of_target
+from sweep.config.numbers import parse_budget
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.decision.next import next_trials
 from sweep.decision.trials import TrialRecord
@@ -133,6 +134,12 @@ def command_with(plan: Plan, **changes: Any) -> str:
     if changes.get("seeds", "auto") != "auto":
         flags = {name: value for name, value in flags.items() if name not in OF_SEEDS}
     flags |= _flags_of_answer(plan, flags)
+    budget = flags.get("budget")
+    is_of_other = budget is not None and parse_budget(budget) != plan.settings.budget
+    if is_of_other and plan.token_budget is not None:  # the sweep has several
+        flags["budget"] = plan.token_budget
+    if (is_of_other and "batches" in flags) or flags.get("batches") == "auto":
+        flags["batches"] = sorted({row.batch_size for row in plan.trials})
     kept = {name: value for name, value in flags.items() if name not in changes}
     return shlex.join(typed_command(experiment, kept | changes))
 

@@ -1,4 +1,7 @@
-"""Plan a command on this machine; the execution is decided when plan.json is first written."""
+"""Plan one budget of a command on this machine.
+
+The execution is decided when plan.json is first written.
+"""
 
 import logging
 import os
@@ -23,7 +26,7 @@ from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.inspection import inspect_plan
 from sweep.orchestration.request import Request
-from sweep.plan.growth import grow_plan
+from sweep.plan.growth import add_budget, grow_plan, may_add_budget
 from sweep.plan.plan import Inputs, Plan, build_plan, load_plan, requested_ids
 from sweep.plan.time_budget import tokens_in_time
 from sweep.tracking.store import read_record
@@ -63,15 +66,21 @@ class Planned:
         return replace(self, plan=plan, requested=(*self.requested, *added), timing=timing)
 
 
-def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
-    """Plan a command, or extend its folder's plan.
+def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None = None) -> Planned:
+    """Plan one budget of a command, or extend its folder's plan.
 
-    `is_elsewhere`: trials run on other machines, which the executor may imply.
+    Args:
+        request: of one budget.
+        is_elsewhere: whether trials run on other machines, which the executor may imply.
+        before: the plan of the folder with smaller budgets that are not written yet.
     """
     request, inputs = identify_inputs(request)
     experiment = request.experiment
-    old = _find_plan(request.folder, inputs.code)
-    if old is None:
+    stored = before
+    if stored is None or stored.code != inputs.code:
+        stored = _find_plan(request.folder, inputs.code)
+    old = None if stored is None else stored.find_budget(experiment.budget)
+    if stored is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
         chosen = request.execution
         machine = inspect_machine(chosen, is_elsewhere and chosen.device == "cuda")
@@ -81,13 +90,14 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
         new = _with_kind_of_steps(new, machine, request)
         plan = new
     else:
-        _refuse_other_execution(request.execution, old, request.folder)
+        _refuse_other_execution(request.execution, stored, request.folder)
         if experiment.precision == "auto":
-            experiment = experiment.model_copy(update={"precision": old.settings.precision})
+            experiment = experiment.model_copy(update={"precision": stored.settings.precision})
         request = replace(request, experiment=experiment)
-        new, plan = _grown_plan(request, inputs, old)
+        new, plan = _grown_plan(request, inputs, stored)
     waiting = [row for row in new.trials if row.id is None]
-    plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
+    changes = {"trials": (*plan.known_trials, *waiting), "later_budgets": request.later_budgets}
+    plan = plan.model_copy(update=changes)
     return Planned(
         plan,
         requested_ids(plan, new, experiment),
@@ -113,9 +123,10 @@ def _refuse_other_execution(chosen: Execution, old: Plan, folder: SweepFolder) -
         )
 
 
-def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan]:
-    """Return the plan of a command for a folder that has one, and the folder's plan with it."""
+def _grown_plan(request: Request, inputs: Inputs, stored: Plan) -> tuple[Plan, Plan]:
+    """Return the plan of a command for a folder that has one, and that of its budget with it."""
     folder = request.folder
+    old = stored.find_budget(request.experiment.budget)
 
     def build(execution: Execution) -> tuple[Plan, Plan]:
         new = build_plan(
@@ -126,17 +137,26 @@ def _grown_plan(request: Request, inputs: Inputs, old: Plan) -> tuple[Plan, Plan
             unrecorded=request.unrecorded,
             old=old,
         )
-        return new, grow_plan(old, new, folder.path)
+        return new, _merge_plan(stored, new, folder)
 
-    new, plan = build(old.execution)
-    _warn_about_ended_trials(old, plan, folder)
-    if len(plan.trials) > len(old.trials):
-        if new.largest_step > old.largest_step:
-            new, plan = build(old.execution.model_copy(update=bound_by_memory(new, folder)))
+    new, plan = build(stored.execution)
+    if old is not None:
+        _warn_about_ended_trials(old, plan, folder)
+    if old is None or len(plan.trials) > len(old.trials):
+        if new.largest_step > stored.largest_step:
+            new, plan = build(stored.execution.model_copy(update=bound_by_memory(new, folder)))
         workload = new.settings.workload
         if workload.has_known_model and (new.code or workload.samples):
             inspect_plan(new, folder)
     return new, plan
+
+
+def _merge_plan(stored: Plan, new: Plan, folder: SweepFolder) -> Plan:
+    """Return the plan of a budget, which a folder has or which is added to it."""
+    old = stored.find_budget(new.settings.budget)
+    if old is None and may_add_budget(stored, new):
+        return add_budget(stored, new, folder.path)
+    return grow_plan(stored if old is None else old, new, folder.path)
 
 
 def _warn_about_ended_trials(old: Plan, plan: Plan, folder: SweepFolder) -> None:
@@ -194,13 +214,13 @@ def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:
 
 
 def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> Plan:
-    """Write a plan with the trials on disk, and config.json of every trial that has none.
+    """Write the plan of one budget into the folder's, and config.json of every trial that has none.
 
     If there is a `timing`, it has fixed their tokens, and is written too.
     """
     stored = _find_plan(folder, plan.code)  # another command may have written it meanwhile
     if stored is not None:
-        plan = grow_plan(stored, plan, folder.path)
+        plan = _merge_plan(stored, plan, folder)
     folder.path.mkdir(parents=True, exist_ok=True)
     if not plan.sweep_uid:  # new, or written again after the user removed it
         uid = read_record(folder).get("sweep_uid")
@@ -216,7 +236,8 @@ def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> 
     saved = plan.model_copy(update={"trials": (*plan.known_trials, *plan.waiting_searches)})
     if timing is not None:  # first: with its tokens, the plan would not be timed again
         write_timing(folder, timing.model_copy(update={"sweep_uid": plan.sweep_uid}))
-    write_json(folder.plan_path, saved.model_dump(mode="json"))
+    whole = saved if stored is None else stored.with_budget(saved)
+    write_json(folder.plan_path, whole.model_dump(mode="json"))
     return plan
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ class Request:
     services: Services = field(default_factory=Services)
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
     unrecorded: tuple[str, ...] = ()  # settings that the words lack
+    later_budgets: tuple[int, ...] = ()  # of the same command, which are planned afterwards
+
+    def by_budget(self) -> "list[Request]":
+        """Return a request for each budget of the command, ascending."""
+        singles = self.experiment.by_budget
+        requests = []
+        for index, experiment in enumerate(singles):
+            later = tuple(single.token_budget or 0 for single in singles[index + 1 :])
+            requests.append(replace(self, experiment=experiment, later_budgets=later))
+        return requests
 
     @property
     def chooses_microbatch(self) -> bool:

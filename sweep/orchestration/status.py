@@ -31,7 +31,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     seconds = time_left(rows)
 
     ends = [(row["state"], row["cause"]) for row in rows]
-    if plan.waiting_searches or _awaits_finals(folder, plan):
+    if plan.waiting_searches or plan.later_budgets or _awaits_finals(folder, plan):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
     is_running = has_runner or any(state is State.RUNNING for state, _ in ends)

@@ -33,7 +33,7 @@ from sweep.orchestration.executors.build import find_executor
 from sweep.orchestration.holding import holding
 from sweep.orchestration.inputs import get_inputs
 from sweep.orchestration.planning import Planned
-from sweep.plan.plan import Plan
+from sweep.plan.plan import Plan, load_plan
 from sweep.plan.rounds import LEAST_STEPS, WARM_UP_STEPS, TimingRequest
 from sweep.training.process import FreshProcess, run_job
 from sweep.trial.folder import SweepFolder
@@ -192,6 +192,14 @@ def find_timing(plan: Plan, folder: SweepFolder) -> Timing | None:
     return None
 
 
+def _with_all_budgets(plan: Plan, folder: SweepFolder) -> Plan:
+    """Return the plan of one budget with the trials of the folder's other budgets."""
+    stored = load_plan(folder)
+    if stored is None or not stored.budgets:
+        return plan
+    return stored.with_budget(plan).of_all_steps()
+
+
 def lacks_times(plan: Plan, folder: SweepFolder, statuses: Mapping[str, TrialStatus]) -> bool:
     """Return True if `sweep run` still has to time batch sizes of these trials."""
     sizes = microbatch_sizes(plan, statuses)
@@ -200,7 +208,7 @@ def lacks_times(plan: Plan, folder: SweepFolder, statuses: Mapping[str, TrialSta
     timing = find_timing(plan, folder)
     if timing is not None and timing.covers(sizes):
         return False
-    due = find_due_timing(plan, folder)
+    due = find_due_timing(_with_all_budgets(plan, folder), folder)
     return due is not None and (not due.is_affordable or due.is_here)
 
 
@@ -216,11 +224,12 @@ def time_ended_sweep(
     measured again.
 
     Args:
-        plan: with all trials of the folder.
+        plan: that of one budget, with all its trials.
         folder: the sweep's.
         is_stopping: whether the user asked to stop; then nothing is written.
         silence: encloses the measurement, to keep other work of this process from disturbing it.
     """
+    plan = _with_all_budgets(plan, folder)
     due = find_due_timing(plan, folder, repeats_short=True)
     if due is None:
         return
@@ -282,6 +291,7 @@ def time_folder(
     if is_locked(folder.lock_path):
         problem = "is in use by a command, which would disturb the times"
         raise FolderInUse(f"{folder.path} {problem}. Wait for it, or call `sweep stop`.")
+    plan = plan.of_all_steps()
     _refuse_untimed(plan)
     sizes = microbatch_sizes(plan, read_statuses(plan, folder))
     if not sizes:

@@ -21,8 +21,8 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.config.arms import Arm
-from sweep.decision.curves import rates_to_use, stack_points
 from sweep.decision.first_rates import Values, first_rates_of, points_of_search
+from sweep.decision.rates import rates_to_use, stack_points
 from sweep.errors import causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler

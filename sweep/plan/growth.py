@@ -1,8 +1,9 @@
-"""Extend the plan of a folder by batch sizes, seeds and rates."""
+"""Extend the plan of a folder by budgets, batch sizes, seeds and rates."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sweep.config.numbers import refuse_close_budgets
 from sweep.errors import SweepError, cut
 from sweep.plan.course import tokens_per_trial
 from sweep.plan.plan import Plan, PlannedTrial
@@ -22,6 +23,51 @@ NOT_SHARED = {
 }
 FILES = "code.files."  # keys of the hashes of user code
 ESTIMATES = {"epochs", "disk_bytes", "forecast_factor", "forecast_reason"}  # kept when a plan grows
+
+
+def may_add_budget(stored: Plan, new: Plan) -> bool:
+    """Return True if a plan is of another budget of the same question, a number of tokens."""
+    plans = (*stored.by_budget, new)
+    are_tokens = all(plan.token_budget is not None for plan in plans)
+    has_target = any(plan.settings.target is not None for plan in plans)
+    return are_tokens and not has_target and stored.find_budget(new.settings.budget) is None
+
+
+def add_budget(stored: Plan, new: Plan, folder: object = "This folder") -> Plan:
+    """Return the plan of a further budget, with what it shares with the `stored` ones."""
+    refuse_close_budgets(sorted(plan.token_budget or 0 for plan in (*stored.by_budget, new)))
+    other = stored.by_budget[-1]
+    excluded = {*NOT_SHARED, "budget"}
+    was_tuned = any(is_tuned(row.policy) for row in stored.trials)
+    if not (was_tuned and any(is_tuned(row.policy) for row in new.trials)):
+        excluded.add("tuning")
+    settings = other.settings
+    sequences = {"sequences": new.settings.evaluation.sequences}
+    evaluation = settings.evaluation.model_copy(update=sequences)
+    other = other.model_copy(
+        update={"settings": settings.model_copy(update={"evaluation": evaluation})}
+    )
+    difference = _first_difference(
+        _shared_settings(other, excluded), _shared_settings(new, excluded)
+    )
+    if difference:
+        raise SweepError(
+            f"{folder} holds a sweep of {stored.experiment}, which may grow by budgets, batch "
+            f"sizes, seeds and rates only, but {difference}. Choose another --out for another "
+            "question."
+        )
+    if not new.settings.noise_scale.measure:
+        noise = {"noise_scale": settings.noise_scale}
+        new = new.model_copy(update={"settings": new.settings.model_copy(update=noise)})
+    return new.model_copy(
+        update={
+            "sweep_uid": stored.sweep_uid,
+            "execution": stored.execution,
+            "model": stored.model,
+            "commands": tuple(dict.fromkeys((*stored.commands, *new.commands))),
+            "unrecorded": tuple(sorted({*stored.unrecorded, *new.unrecorded})),
+        }
+    )
 
 
 def grow_plan(old: Plan, new: Plan, folder: object = "This folder") -> Plan:

@@ -7,7 +7,13 @@ from pydantic import AfterValidator, Field, field_serializer
 
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.experiment import LEAST_POINTS, AnswerSettings, Experiment, NoiseSettings
+from sweep.config.experiment import (
+    LEAST_POINTS,
+    AnswerSettings,
+    Experiment,
+    NoiseSettings,
+    OwnRate,
+)
 from sweep.config.models import ReplacedSize
 from sweep.config.optimizers import OptimizerSettings, optimizer_facts
 from sweep.config.settings import Settings, parse_settings
@@ -43,6 +49,7 @@ class PlannedTrial(Settings):
     stage: Literal["final", "tune"] = "final"
     policy: str
     optimizer: str | None = None  # one of the sweep's; None: it has only one
+    budget: int | None = None  # one of the sweep's, in tokens; None: it has only one
     batch_size: int
     seed: int = 0
     learning_rate: float | None = None
@@ -60,7 +67,7 @@ class PlannedTrial(Settings):
 
     @property
     def arm(self) -> Arm:
-        return Arm(self.optimizer, self.batch_size)
+        return Arm(self.optimizer, self.batch_size, self.budget)
 
     @field_serializer("tokens", "steps", "warmup_steps")
     def _write_count(self, count: int) -> int | None:
@@ -89,8 +96,24 @@ class PlannedModel(Settings):
     replaced_sizes: tuple[ReplacedSize, ...] = ()
 
 
+class BudgetPlan(Settings):
+    """The part of a plan with several budgets that differs between them, except the trials."""
+
+    tokens: int  # the budget
+    batches: tuple[int, ...]
+    evaluation_sequences: int | None
+    own_rate: OwnRate  # around which the first search begins
+    tokens_are_common: bool
+    epochs: float | None = None
+    has_looks: bool = False
+
+
 class Plan(Inputs):
-    """plan.json. It only ever grows."""
+    """plan.json. It only ever grows.
+
+    The plan of one budget is a plan of its own. With several, `budgets` lists them, ascending, each
+    row has its budget, and all other values that depend on the budget are those of the largest.
+    """
 
     experiment: str
     # It tags the sweep's runs and names its Optuna studies; copies keep it.
@@ -109,10 +132,99 @@ class Plan(Inputs):
     # Settings that `commands` lack: only Python can give them, or they are addresses with secrets.
     unrecorded: tuple[str, ...] = ()
     has_looks: bool = False  # seeds were added after earlier ones had been seen
+    budgets: tuple[BudgetPlan, ...] = ()  # empty: the sweep has only one
+    later_budgets: tuple[int, ...] = ()  # that a command asks for, and that are not planned yet
     trials: tuple[PlannedTrial, ...] = ()
 
-    def science(self, row: PlannedTrial, learning_rate: float) -> Science:
+    @property
+    def by_budget(self) -> "tuple[Plan, ...]":
+        """The plan of each budget, ascending; `self` if there is only one."""
+        if not self.budgets:
+            return (self,)
+        return tuple(self._at(budget) for budget in self.budgets)
+
+    def find_budget(self, budget: int | str | tuple[int, ...]) -> "Plan | None":
+        """Return the plan of a budget; None if the sweep does not have it."""
+        for plan in self.by_budget:
+            if plan.settings.budget == budget:
+                return plan
+        return None
+
+    def with_budget(self, plan: "Plan") -> "Plan":
+        """Return the plan with that of one budget, new or in place of the one before.
+
+        What does not depend on the budget is that of the new one.
+        """
+        plans = {other.token_budget: other for other in self.by_budget}
+        plans[plan.token_budget] = plan
+        if len(plans) == 1:
+            return plan
+        ascending = [plans[tokens] for tokens in sorted(plans, key=lambda tokens: tokens or 0)]
+        rows = []
+        for other in ascending:
+            tokens = other.token_budget
+            rows += [row.model_copy(update={"budget": tokens}) for row in other.trials]
+        budgets = tuple(other._as_budget() for other in ascending)
+        later = {*plan.later_budgets} - {budget.tokens for budget in budgets}
+        changes = {
+            "budgets": budgets,
+            "later_budgets": tuple(sorted(later)),
+            "trials": tuple(rows),
+        }
+        return plan._with_values_of(budgets[-1]).model_copy(update=changes)
+
+    def of_all_steps(self) -> "Plan":
+        """Return a plan with the trials of all budgets, for what depends only on their steps."""
+        rows = tuple(row.model_copy(update={"budget": None}) for row in self.trials)
+        return self.model_copy(update={"budgets": (), "trials": rows})
+
+    def _as_budget(self) -> BudgetPlan:
+        assert self.token_budget is not None, "several budgets are numbers of tokens"
         settings = self.settings
+        return BudgetPlan(
+            tokens=self.token_budget,
+            batches=settings.batches,
+            evaluation_sequences=settings.evaluation.sequences,
+            own_rate=settings.tuning.own_rate,
+            tokens_are_common=self.tokens_are_common,
+            epochs=self.epochs,
+            has_looks=self.has_looks,
+        )
+
+    def _at(self, budget: BudgetPlan) -> "Plan":
+        rows = [row for row in self.trials if row.budget == budget.tokens]
+        alone = tuple(row.model_copy(update={"budget": None}) for row in rows)
+        return self._with_values_of(budget).model_copy(update={"budgets": (), "trials": alone})
+
+    def _with_values_of(self, budget: BudgetPlan) -> "Plan":
+        """Return the plan with the values of one of its budgets, but all trials."""
+        settings = self.settings
+        sequences = {"sequences": budget.evaluation_sequences}
+        changes = {
+            "budget": budget.tokens,
+            "batches": budget.batches,
+            "evaluation": settings.evaluation.model_copy(update=sequences),
+            "tuning": settings.tuning.model_copy(update={"own_rate": budget.own_rate}),
+        }
+        return self.model_copy(
+            update={
+                "settings": settings.model_copy(update=changes),
+                "token_budget": budget.tokens,
+                "tokens_are_common": budget.tokens_are_common,
+                "epochs": budget.epochs,
+                "has_looks": budget.has_looks,
+            }
+        )
+
+    def _of_row(self, row: PlannedTrial) -> "Plan":
+        """Return the plan with the values of a row's budget."""
+        for budget in self.budgets:
+            if budget.tokens == row.budget:
+                return self._with_values_of(budget)
+        return self
+
+    def science(self, row: PlannedTrial, learning_rate: float) -> Science:
+        settings = self._of_row(row).settings
         optimizer = settings.optimizer.of(row.optimizer)
         values = {"beta2": row.beta2, "weight_decay": row.weight_decay}
         schedule = {"warmup_min_steps": row.warmup_min_steps}
@@ -136,6 +248,9 @@ class Plan(Inputs):
         One without a rate is only to be timed or forecast, and so is the step of one without
         tokens.
         """
+        if self.budgets:
+            alone = self._of_row(row).model_copy(update={"budgets": ()})
+            return alone.trial_config(row, sweep)
         if not row.tokens:
             step = row.batch_size * self.tokens_per_sequence
             settings = _evaluated(self.settings, step)

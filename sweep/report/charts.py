@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sweep.analysis.answer_data import AnswerData, join
+from sweep.analysis.budgets import describe_best
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.judge import PolicyResult
 from sweep.analysis.rate_rules import rate_exponent
@@ -42,6 +43,7 @@ START = 0.05  # share of the tokens whose losses may lie above the panel
 POLICY = "policy"  # its label, with the optimizer or the fixed rate
 CURVE = [POLICY, SIZE, "trial"]  # the columns that identify a curve; a mean has an empty trial
 RATE = "learning rate"
+EXTRAPOLATED = 10.0  # largest budget up to which a law is drawn, over the largest that was trained
 NAMES = {"batch_size": SIZE, "label": POLICY, "learning_rate": RATE, "tolerance_verdict": "verdict"}
 
 
@@ -79,6 +81,7 @@ def _worst_edge(sweep: Sweep) -> Spec:
 def plot_all(sweep: Sweep) -> dict[str, Chart | None]:
     """Return the charts of a report by name."""
     plots = (
+        plot_budgets,
         plot_frontier,
         plot_answer,
         plot_loss,
@@ -232,6 +235,130 @@ def _time_unit(longest: float) -> tuple[str, float]:
     if longest >= LONG_SECONDS:
         return "minutes", 60.0
     return "seconds", 1.0
+
+
+def plot_budgets(sweep: Sweep) -> Chart | None:
+    """Plot the best batch size against the budget, and losses against tokens and times.
+
+    A thick line is the range of batch sizes within the tolerance, a thin one the interval of the
+    best one. The law is drawn with its interval, and dashed beyond the budgets.
+    """
+    budgets = sweep.budgets
+    if len(budgets) < 2:
+        return None
+    losses = _losses_of_budgets(sweep)
+    objective = sweep.plan.settings.evaluated
+    name = objective.title
+    y_title = f"{name} [{objective.label}]" if objective.label else name
+    panels = [_plot_best_batch_sizes(sweep)]
+    unit, seconds = _time_unit(losses["seconds"].max())
+    losses["seconds"] /= seconds
+    titles = {
+        "tokens": f"training {sweep.plan.settings.token_unit}",
+        "seconds": f"{unit} of training",
+    }
+    for amount, title in titles.items():
+        if losses[amount].notna().any():
+            panels.append(_plot_losses_of_budgets(sweep, losses, amount, title, y_title))
+
+    ends = [budgets[0], budgets[-1]]
+    sizes = [describe_best(budget.best) for budget in ends]
+    counts = [format_count(budget.tokens) for budget in ends]
+    unit_of_tokens = sweep.plan.settings.token_unit
+    title = (
+        f"The best batch size is {sizes[0]} at {counts[0]} {unit_of_tokens} and {sizes[1]} at "
+        f"{counts[1]}"
+    )
+    return Chart(title, panels)
+
+
+def _plot_best_batch_sizes(sweep: Sweep) -> Spec:
+    unit = sweep.plan.settings.token_unit
+    best_size = "best batch size"
+    rows = []
+    for budget in sweep.budgets:
+        interval = budget.best.interval
+        within = budget.best.range_within_tolerance
+        rows.append(
+            {
+                "budget": budget.tokens,
+                best_size: budget.best.value,
+                "bound": None if budget.best.value is not None else within[0],
+                "low": interval[0],
+                "high": interval[1],
+                "within from": within[0],
+                "within to": within[1],
+            }
+        )
+    table = pd.DataFrame(rows).astype(float)
+    largest = table["budget"].max()
+    law = sweep.law
+    lines = pd.DataFrame()
+    if law is not None:
+        grid = np.geomspace(table["budget"].min(), EXTRAPOLATED * largest, 60)
+        estimates = pd.DataFrame([law.at(tokens) for tokens in grid])
+        lines = estimates.assign(budget=grid)
+        lines["law"] = np.where(grid <= largest, "law", "extrapolated")
+
+    x = vega.channel("budget", [*table["budget"], *lines.get("budget", [])], unit, COUNT, "log")
+    drawn = [*table.drop(columns="budget").to_numpy().ravel(), *lines.get("value", [])]
+    y = vega.channel(best_size, drawn, f"{best_size} [sequences]", scale="log")
+    dash = vega.names("law", ["law", "extrapolated"], ([1, 0], [4, 3]))
+    start = y | {"field": "within from"}
+    low = y | {"field": "low"}
+    layers = [
+        vega.layer(
+            "rule",
+            table,
+            x,
+            start,
+            y2={"field": "within to"},
+            color=GREEN,
+            strokeWidth=7,
+            opacity=0.3,
+        ),
+        vega.layer("rule", table, x, low, y2={"field": "high"}, strokeWidth=1.5),
+        vega.layer("point", table, x, y, size=60),
+        vega.layer("point", table, x, y | {"field": "bound"}, shape="triangle-down", size=60),
+    ]
+    for end, width in (("value", 1.5), ("low", 0.7), ("high", 0.7)):
+        layers.append(
+            vega.layer("line", lines, x, y | {"field": end}, strokeDash=dash, strokeWidth=width)
+        )
+    return vega.panel(layers, sweep.batch_sizes)
+
+
+def _losses_of_budgets(sweep: Sweep) -> pd.DataFrame:
+    """Return the losses of each budget and batch size, and the medians of their times."""
+    name = sweep.plan.settings.evaluated.title
+    rows = []
+    for budget in sweep.budgets:
+        for row in budget.answer.batch_sizes:
+            rows.append(
+                {
+                    SIZE: row.batch_size,
+                    "tokens": budget.tokens,
+                    "seconds": row.seconds,
+                    name: row.mean,
+                }
+            )
+    return pd.DataFrame(rows).astype({"tokens": float, "seconds": float, name: float})
+
+
+def _plot_losses_of_budgets(
+    sweep: Sweep, losses: pd.DataFrame, amount: str, title: str, y_title: str
+) -> Spec:
+    name = sweep.plan.settings.evaluated.title
+    form = COUNT if amount == "tokens" else ""
+    x = vega.channel(amount, losses[amount], title, form, "log")
+    y = vega.channel(name, losses[name], y_title, scale="narrow")
+    sizes = sorted(losses[SIZE].unique().tolist())
+    color = vega.size_color(sizes)
+    layers = [
+        vega.layer("line", losses, x, y, color=color),
+        vega.layer("point", losses, x, y, color=color, size=40),
+    ]
+    return vega.panel(layers, sizes)
 
 
 def plot_answer(sweep: Sweep) -> Chart | None:

@@ -125,9 +125,9 @@ def _draw_layer(axis: Axes, layer: Spec) -> None:
         elif mark["type"] == "rect":
             axis.axhspan(y[0], y2[0], color=color, alpha=style["alpha"], linewidth=0)
         elif x2:
-            axis.hlines(y, x, x2, color=color, linewidth=style["linewidth"], clip_on=False)
+            axis.hlines(y, x, x2, clip_on=False, **_line_style(style))
         elif y2:
-            axis.vlines(x, y, y2, color=color, linewidth=style["linewidth"], clip_on=False)
+            axis.vlines(x, y, y2, clip_on=False, **_line_style(style))
         elif mark["type"] == "rule":
             axis.axvline(x[0], **style)
         elif y:
@@ -175,6 +175,11 @@ def _style(layer: Spec, row: Spec) -> dict[str, Any]:
     if not mark.get("filled", True):
         style["fillstyle"] = "none"
     return style
+
+
+def _line_style(style: dict[str, Any]) -> dict[str, Any]:
+    """Return what applies to lines between two positions."""
+    return {name: style[name] for name in ("color", "alpha", "linewidth")}
 
 
 def _value_of(layer: Spec, channel: str, row: Spec, default: Any) -> Any:

@@ -20,6 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from sweep.analysis import tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
+from sweep.analysis.budgets import BestBatchSize, describe_best
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at
 from sweep.analysis.next_step import command_for_times
@@ -68,8 +69,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     _write_rules(rates["rules"], out / "rules.csv")
     text = _markdown_of_sweep(sweep, charts, rates)
     page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.batch_sizes)
-    answer = sweep.answer()
-    document = json.dumps(None if answer is None else answer.as_json(), indent=1)
+    document = json.dumps(sweep.answer_document(), indent=1)
     for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
@@ -118,6 +118,8 @@ def _markdown_of_sweep(
         sweep=sweep,
         policies=sorted(sweep.policies, key=lambda policy: policy is not sweep.leading),
         answer=sweep.answer(),
+        budgets=sweep.budgets if sweep.smaller else (),
+        law=sweep.law if sweep.smaller else None,
         lines=sweep.sentences(),
         scope=scope,
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
@@ -362,6 +364,35 @@ def _write_price(row: BatchSizeAnswer) -> str:
     return f"{text} ({note}{low:.3g} to {high:.3g})"
 
 
+def _write_batch(ends: Sequence[float | None], tokens_per_sequence: int) -> str:
+    """Write a batch size, or the two ends of a range, in sequences and in tokens."""
+
+    known = [end for end in ends if end is not None]
+    if len(known) < len(ends):
+        return "not bounded"
+    text = " to ".join(f"{end:.3g}" for end in known)
+    if tokens_per_sequence == 1:
+        return text
+    tokens = " to ".join(format_count(end * tokens_per_sequence) for end in known)
+    return f"{text} ({tokens} tokens)"
+
+
+def _write_best_size(best: BestBatchSize, tokens_per_sequence: int) -> str:
+    if best.value is None:
+        return describe_best(best)
+    return _write_batch([best.value], tokens_per_sequence)
+
+
+def _write_worth(worth: tuple[float, float | None] | None) -> str:
+    """Write a share of the tokens, as a percentage."""
+    if worth is None:
+        return MISSING
+    low, high = worth
+    if high is None:
+        return f"{100 * low:.0f} % or more"
+    return f"{100 * low:.0f} to {100 * high:.0f} %"
+
+
 def _write_frontier(row: BatchSizeAnswer) -> str:
     """Write whether no other batch size is better and sooner."""
     if row.dominated is not None:
@@ -382,6 +413,9 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "best_rate": _write_best_rate,
     "regret": _write_regret,
     "time": _write_time,
+    "batch": _write_batch,
+    "worth": _write_worth,
+    "best_size": _write_best_size,
     "price": _write_price,
     "frontier": _write_frontier,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",

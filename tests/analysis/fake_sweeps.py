@@ -142,7 +142,8 @@ def fake_result(
     per_second = 20_000 * row.batch_size / (row.batch_size + 8)
     training = tokens / per_second * (1 + 0.01 * row.seed)
     has_bytes = is_whole and plan.data is not None
-    planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
+    of_plan = {"budget", "warmup_min_steps", "forecast_bytes", "forecast_seconds"}
+    planned = row.model_dump(exclude=of_plan)
     result = {**planned, "tokens": tokens, "steps": steps, "state": state, "cause": cause}
     result["optimizer"] = row.optimizer or plan.settings.optimizer.name
     result |= {"message": f"{cause} at step 1" if cause else None, "attempts": 1}

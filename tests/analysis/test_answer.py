@@ -15,7 +15,7 @@ from sweep.analysis.sentences import describe
 from sweep.analysis.table_answer import answer_of
 from sweep.analysis.tables import TRIAL_COLUMNS, write_trials_csv
 from sweep.config.objective import Objective
-from sweep.decision.curves import rate_points
+from sweep.decision.rates import rate_points
 from sweep.errors import SweepError
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.analysis.noisy_quadratic import quadratic_loss

@@ -18,9 +18,9 @@ from sweep.analysis.times import known_times
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET
-from sweep.decision.curves import RateBounds
 from sweep.decision.decision import decide
 from sweep.decision.question import is_answered
+from sweep.decision.rates import RateBounds
 from tests.fakes.times import timing_of
 
 HERE = "cpu: one"

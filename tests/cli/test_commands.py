@@ -438,7 +438,7 @@ def test_audit_refuses_what_is_no_table(refuse, tmp_path, name):
 
 
 ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
-ARGUMENTS |= {"data": ["info"], "answer": ["x"], "time": ["x"]}
+ARGUMENTS |= {"data": ["info"], "answer": ["x"], "time": ["x"], "recommend": ["x"]}
 OPTIONS = [
     (name, option)
     for name, command in sweep.commands.items()
@@ -447,8 +447,18 @@ OPTIONS = [
 ]
 
 
-def flags_of(command, *arguments):
-    words, prefix = [*ARGUMENTS.get(command, []), *arguments], f"SWEEP_{command.upper()}"
+def required_by(command, tested):
+    """Return the required flags of a command with values, without the one that is tested."""
+    words = []
+    for name, option in OPTIONS:
+        if name == command and option.required and option.name != tested:
+            words += [option.opts[0], "1"]
+    return words
+
+
+def flags_of(command, tested, *arguments):
+    words = [*ARGUMENTS.get(command, []), *required_by(command, tested), *arguments]
+    prefix = f"SWEEP_{command.upper()}"
     context = sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix)
     return {name: value for name, value in context.params.items() if name != "folder"}
 
@@ -456,11 +466,12 @@ def flags_of(command, *arguments):
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
     value = option.type.choices[-1] if isinstance(option.type, click.Choice) else "7"
-    value, without = "1" if option.is_flag else str(value), flags_of(command)
-    by_flag = flags_of(command, option.opts[0], *([] if option.is_flag else [value]))
+    value = "1" if option.is_flag else str(value)
+    without = None if option.required else flags_of(command, option.name)
+    by_flag = flags_of(command, option.name, option.opts[0], *([] if option.is_flag else [value]))
     words = option.opts[0].strip("-").replace("-", "_").upper()
     monkeypatch.setenv(f"SWEEP_{command.upper()}_{words}", value)
-    assert flags_of(command) == by_flag != without
+    assert flags_of(command, option.name) == by_flag != without
 
 
 def test_the_side_that_counts_has_the_same_names_everywhere():

@@ -16,8 +16,8 @@ from experiments.studies.answer.error_rates import (
     simulate,
 )
 from sweep.analysis.results import load_sweep
-from sweep.decision.curves import RatePoints
 from sweep.decision.decision import ALPHA, LOOKS, critical_values, decide
+from sweep.decision.rates import RatePoints
 
 RATES = np.log([1e-3] * 3)
 # Seed effects cancel: batch size 2 is worse by 0.1, 3 by 1.

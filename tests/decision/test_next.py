@@ -9,9 +9,9 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.load import load_experiment
 from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
-from sweep.decision.curves import RatePoints
 from sweep.decision.decision import LOOKS, decide
 from sweep.decision.next import next_look, next_trainings, next_trials
+from sweep.decision.rates import RatePoints
 from sweep.decision.trials import TrialRecord, compared_value, tuning_records
 from sweep.plan.plan import Inputs, build_plan
 from sweep.trial.status import Cause, State

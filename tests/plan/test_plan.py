@@ -285,7 +285,8 @@ def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
         *("name", "question", "seeds", "tuning", "answer", "optimizers"),  # which trials there are
         "noise_scale",  # training has the same bits with and without it
         # resolved under other names
-        *("budget", "batches", "lr", "vocabulary", "context", "model_option", "init"),
+        *("budget", "batches", "chooses_batches", "lr", "vocabulary", "context", "model_option"),
+        "init",
         *("text_column", "lora", "model_source", "replaced_sizes", "code_folder"),
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides

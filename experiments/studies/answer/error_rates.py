@@ -18,19 +18,18 @@ from functools import partial
 
 import numpy as np
 
-from sweep.decision.curves import (
-    STEEPNESS,
-    Floats,
+from sweep.decision.curves import STEEPNESS, Floats
+from sweep.decision.decision import LOOKS, Counts, Decision, decide
+from sweep.decision.first_rates import FirstRates, Values, first_rates
+from sweep.decision.next import TUNING_SEEDS, next_trainings
+from sweep.decision.question import Question
+from sweep.decision.rates import (
     RatePoints,
     rate_points,
     rates_between,
     rates_to_use,
     stack_points,
 )
-from sweep.decision.decision import LOOKS, Counts, Decision, decide
-from sweep.decision.first_rates import FirstRates, Values, first_rates
-from sweep.decision.next import TUNING_SEEDS, next_trainings
-from sweep.decision.question import Question
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.rate_search import RateTrial, next_rates
 

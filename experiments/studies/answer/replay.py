@@ -20,11 +20,11 @@ import pandas as pd
 from experiments.studies.answer.error_rates import search_rates
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.arms import Arm
-from sweep.decision.curves import rate_points, rates_between, rates_to_use, stack_points
 from sweep.decision.decision import LOOKS, Decision, decide
 from sweep.decision.first_rates import FirstRates, Values, first_rates_of
 from sweep.decision.next import next_trainings
 from sweep.decision.question import Question
+from sweep.decision.rates import rate_points, rates_between, rates_to_use, stack_points
 from sweep.plan.plan import TUNING_SEED
 from sweep.plan.policies import parse_policy
 from sweep.plan.rate_search import RUNGS, RateTrial, is_in, neighbours, survivors

@@ -1,6 +1,7 @@
 """The commands of `sweep`. Each imports what it needs when it is called, so that help is fast."""
 
 from sweep.cli.commands.folder import clean, log, open_report, status, stop
+from sweep.cli.commands.larger_runs import recommend, suggest
 from sweep.cli.commands.machine import data, doctor
 from sweep.cli.commands.memory import forecast, probe
 from sweep.cli.commands.mlflow_ui import ui
@@ -10,7 +11,7 @@ from sweep.cli.commands.timing import time_steps
 
 COMMANDS = (
     *(run, plan, check, forecast, probe, status, stop, log, clean, report, open_report, answer),
-    *(time_steps, audit, ui, data, doctor),
+    *(recommend, suggest, time_steps, audit, ui, data, doctor),
 )
 
 __all__ = ["COMMANDS"]

@@ -3,10 +3,10 @@
 import contextlib
 import logging
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,12 @@ from sweep.cli.commands.arguments import (
 from sweep.cli.options import SettingsCommand, echo, print_document, say
 from sweep.config.numbers import format_seconds
 from sweep.errors import SweepError
+
+if TYPE_CHECKING:
+    from sweep.orchestration.planning import Planned
+    from sweep.orchestration.request import Request
+    from sweep.orchestration.runner import Summary
+    from sweep.trial.status import Cause
 
 LOG = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
@@ -52,59 +58,41 @@ def run(
     if quiet:
         logging.getLogger("sweep").setLevel("WARNING")
     LOG.info(f"Planning {experiment or 'the sweep'}")
-    from sweep.cli.show import print_plan, print_results, total_seconds
-    from sweep.orchestration.estimates import estimate
-    from sweep.orchestration.planning import make_plan
+    from sweep.cli.show import print_results
+    from sweep.orchestration.budgets import make_plans
     from sweep.orchestration.request import read_request
-    from sweep.orchestration.runner import (
-        finished_summary,
-        prepare,
-        refuse_unusable_request,
-        rows_to_run,
-    )
+    from sweep.orchestration.runner import Summary, refuse_unusable_request
     from sweep.orchestration.status import sweep_status
-    from sweep.orchestration.timing import fix_tokens, fix_tokens_by_file
     from sweep.trial.status import Cause
 
     request = read_request(experiment, settings, out)
     folder = request.folder
-    services = request.services
-    planned = make_plan(request)
-    if only:
-        ids = planned.requested
-        chosen = [match_trial(prefix, ids, "only", "plan --json") for prefix in only]
-        plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
-        planned = replace(planned, plan=plan, requested=tuple(dict.fromkeys(chosen)))
-    refuse_unusable_request(planned.plan, folder, services)
-
-    retried_causes = frozenset({Cause.DIVERGED} if retry else ())
+    plans = make_plans(request)
+    for planned in plans:
+        refuse_unusable_request(planned.plan, folder, request.services)
+    ids = [trial_id for planned in plans for trial_id in planned.requested]
+    options = RunOptions(
+        only=frozenset(match_trial(prefix, ids, "only", "plan --json") for prefix in only),
+        retried_causes=frozenset({Cause.DIVERGED} if retry else ()),
+        is_quiet=quiet,
+        is_verbose=verbose,
+    )
     if dry_run:
-        planned = fix_tokens_by_file(planned, services)
-        planned = replace(planned, plan=estimate(planned.plan, folder))
-        print_plan(planned, folder, retried_causes, json, is_verbose=verbose)
+        _print_plans([options.chosen(planned) for planned in plans], request, options, json)
         return 0
 
-    summary = finished_summary(planned, folder, services, retried_causes)
-    if summary is None:
-        if not quiet:  # preparing the data may take long
-            logging.getLogger("sweep").setLevel("INFO")
-        prepare(planned.plan, folder, services)
-        is_asked = False
-        budget = planned.plan.settings.time_budget_seconds
-        if budget is not None and planned.plan.awaits_times and not yes:
-            to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
-            is_asked = _confirm(budget * len(to_run), "at least ")
-        planned = fix_tokens(planned, folder, services)
-        planned = replace(planned, plan=estimate(planned.plan, folder))
-        if not quiet:
-            print_plan(planned, folder, retried_causes, to_stderr=True, is_verbose=verbose)
-        if not yes and not is_asked:
-            to_run = rows_to_run(planned.command_rows(), folder, retried_causes)
-            seconds = total_seconds(to_run, planned.plan.execution)
-            _confirm(seconds, "at least " if planned.adds_seeds else "")
-        from sweep.api import run_planned  # slow
-
-        summary = run_planned(planned, folder, services, quiet, retried_causes)
+    is_confirmed = yes
+    if len(plans) > 1 and not yes:
+        _confirm_budgets(plans, request, options)
+        is_confirmed = True
+    summary = Summary(folder, {})
+    for planned, of_budget in zip(plans, request.by_budget(), strict=True):
+        if only and not options.chosen(planned).requested:
+            continue
+        first = planned if len(plans) == 1 else None
+        summary = _run_budget(of_budget, options, is_confirmed, first)
+        if summary.exit_code != 0:  # larger budgets are planned by the results of smaller ones
+            break
 
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     with contextlib.suppress(BrokenPipeError, SystemExit):  # Ctrl-C of `… | tee log`
@@ -116,6 +104,108 @@ def run(
         elif summary.is_interrupted:
             echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `sweep run` that choose trials and what is printed."""
+
+    only: frozenset[str]  # ids; empty: all
+    retried_causes: "frozenset[Cause]"
+    is_quiet: bool
+    is_verbose: bool
+
+    def chosen(self, planned: "Planned") -> "Planned":
+        """Return the plan of one budget with the trials that --only names."""
+        if not self.only:
+            return planned
+        plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
+        requested = tuple(i for i in planned.requested if i in self.only)
+        return replace(planned, plan=plan, requested=requested)
+
+
+def _run_budget(
+    request: "Request", options: RunOptions, is_confirmed: bool, planned: "Planned | None"
+) -> "Summary":
+    """Run the trials of one budget, which is planned first unless its plan is given."""
+    from sweep.cli.show import print_plan, total_seconds
+    from sweep.orchestration.budgets import with_predictions
+    from sweep.orchestration.estimates import estimate
+    from sweep.orchestration.planning import make_plan
+    from sweep.orchestration.runner import finished_summary, prepare, rows_to_run
+    from sweep.orchestration.timing import fix_tokens
+
+    folder = request.folder
+    services = request.services
+    causes = options.retried_causes
+    if planned is None:
+        planned = make_plan(with_predictions(request))
+    planned = options.chosen(planned)
+    summary = finished_summary(planned, folder, services, causes)
+    if summary is not None:
+        return summary
+
+    if not options.is_quiet:  # preparing the data may take long
+        logging.getLogger("sweep").setLevel("INFO")
+    prepare(planned.plan, folder, services)
+    budget = planned.plan.settings.time_budget_seconds
+    if budget is not None and planned.plan.awaits_times and not is_confirmed:
+        to_run = rows_to_run(planned.command_rows(), folder, causes)
+        is_confirmed = _confirm(budget * len(to_run), "at least ")
+    planned = fix_tokens(planned, folder, services)
+    planned = replace(planned, plan=estimate(planned.plan, folder))
+    if not options.is_quiet:
+        print_plan(planned, folder, causes, to_stderr=True, is_verbose=options.is_verbose)
+    if not is_confirmed:
+        to_run = rows_to_run(planned.command_rows(), folder, causes)
+        seconds = total_seconds(to_run, planned.plan.execution)
+        _confirm(seconds, "at least " if planned.adds_seeds else "")
+    from sweep.api import run_planned  # slow
+
+    return run_planned(planned, folder, services, options.is_quiet, causes)
+
+
+def _print_plans(
+    plans: "list[Planned]", request: "Request", options: RunOptions, as_json: bool
+) -> None:
+    """Print the plan of each budget, with estimates."""
+    from sweep.cli.show import print_plans
+    from sweep.orchestration.estimates import estimate
+    from sweep.orchestration.timing import fix_tokens_by_file
+
+    estimated = []
+    for planned in plans:
+        planned = fix_tokens_by_file(planned, request.services)
+        estimated.append(replace(planned, plan=estimate(planned.plan, request.folder)))
+    print_plans(
+        estimated, request.folder, options.retried_causes, as_json, is_verbose=options.is_verbose
+    )
+
+
+def _confirm_budgets(plans: "list[Planned]", request: "Request", options: RunOptions) -> None:
+    """Ask once for all budgets, before the first of them runs, if they take long."""
+    from sweep.cli.show import total_seconds
+    from sweep.orchestration.estimates import estimate
+    from sweep.orchestration.runner import finished_summary, prepare, rows_to_run
+
+    folder = request.folder
+    chosen = [options.chosen(planned) for planned in plans]
+    is_finished = [
+        finished_summary(planned, folder, request.services, options.retried_causes) is not None
+        for planned in chosen
+    ]
+    if all(is_finished):
+        return
+    prepare(plans[0].plan, folder, request.services)
+    total: float | None = 0.0
+    for planned in chosen:
+        plan = estimate(planned.plan, folder)
+        to_run = rows_to_run(
+            replace(planned, plan=plan).command_rows(), request.folder, options.retried_causes
+        )
+        seconds = total_seconds(to_run, plan.execution)
+        total = None if total is None or seconds is None else total + seconds
+    _confirm(total, "at least ")
 
 
 def _confirm(seconds: float | None, least: str) -> bool:
@@ -145,10 +235,11 @@ def plan(
 ) -> None:
     """Print the plan with memory, time, disk and cost, without training."""
     LOG.info(f"Planning {experiment or 'the sweep'}")
-    from sweep.cli.show import print_plan
+    from sweep.cli.show import print_plans
+    from sweep.orchestration.budgets import make_plans
     from sweep.orchestration.estimates import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.holding import holding
-    from sweep.orchestration.planning import make_plan, save_plan
+    from sweep.orchestration.planning import save_plan
     from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import rows_to_run
     from sweep.orchestration.timing import fix_tokens_by_file
@@ -156,25 +247,33 @@ def plan(
     request = read_request(experiment, settings, out)
     folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
-    planned = make_plan(request, is_elsewhere=size is not None)
-    planned = fix_tokens_by_file(planned, request.services)
-    if out and planned.plan.awaits_times:
+    plans = []
+    for planned in make_plans(request, is_elsewhere=size is not None):
+        planned = fix_tokens_by_file(planned, request.services)
+        if out and planned.plan.awaits_times:
+            raise SweepError(
+                "a plan with a --budget of time is written once its steps are timed. Name a "
+                "--timing, or leave --out out; `sweep run` times them."
+            )
+        plans.append(replace(planned, plan=estimate(planned.plan, folder)))
+    if out and len(plans) > 1:
         raise SweepError(
-            "a plan with a --budget of time is written once its steps are timed. Name a --timing, "
-            "or leave --out out; `sweep run` times them."
+            "a plan with several budgets is written as they run, because smaller ones choose the "
+            "first rates of larger ones. Leave --out out, or name one budget."
         )
-    planned = replace(planned, plan=estimate(planned.plan, folder))
 
-    cost = None
+    costs = None
     if size is not None:
         nodes, gpus = size
-        rows = rows_to_run(planned.command_rows(), folder)
-        to_run = planned.plan.model_copy(update={"trials": rows})
-        cost = cost_on_cluster(to_run, nodes, gpus)
-    print_plan(planned, folder, as_json=json, cost=cost, is_verbose=verbose)
+        costs = []
+        for planned in plans:
+            rows = rows_to_run(planned.command_rows(), folder)
+            to_run = planned.plan.model_copy(update={"trials": rows})
+            costs.append(cost_on_cluster(to_run, nodes, gpus))
+    print_plans(plans, folder, as_json=json, costs=costs, is_verbose=verbose)
     if out:
         with holding(folder):
-            save_plan(planned.plan, folder, planned.timing)
+            save_plan(plans[0].plan, folder, plans[0].timing)
         say(f"Written to {folder.plan_path}.", json)
 
 

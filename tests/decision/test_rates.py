@@ -1,4 +1,4 @@
-"""The curve of losses near the best rate, on curves that are known."""
+"""The best rate and its regret, on curves that are known."""
 
 import math
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweep.decision.curves import (
+from sweep.decision.curves import STEEPNESS
+from sweep.decision.rates import (
     SHIFT,
-    STEEPNESS,
     best_log_rates,
     bound_rates,
     largest_shift,

@@ -1,0 +1,293 @@
+"""The budgets of a sweep together: the best batch size of each, its range, and what gaps are worth.
+
+The best batch size of a budget is the lowest point of the loss over log batch sizes, each at its
+best rate. At an edge of those tried it is a bound, which no law is fitted to.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import Polynomial
+
+from sweep.analysis.answer import Answer
+from sweep.analysis.answer_data import BatchSizeAnswer
+from sweep.analysis.law import LEAST_BUDGETS, Law, Optimum, fit_law
+from sweep.decision.budgets import batch_size_points
+from sweep.decision.curves import Floats, PossibleCurves, possible_curves
+from sweep.decision.decision import Decision, Flags
+
+DEVIATIONS = 4.0  # width of the bounds of a regret in standard errors, about
+LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
+
+
+@dataclass(frozen=True)
+class BestBatchSize:
+    """The best batch size of one budget, in sequences."""
+
+    value: float | None  # None at an edge
+    interval: tuple[float | None, float | None]  # that of a 95 % interval; None: not bounded
+    edge: str  # smallest or largest of those tried, which the best one is; "" if it is neither
+    # batch sizes whose estimated loss is within the tolerance of the least, inside those tried
+    range_within_tolerance: tuple[float, float]
+    is_range_open: tuple[bool, bool]  # whether it ends with the batch sizes that were tried
+    # of the loss over log batch sizes below the best one, and that above it; NaN at an edge
+    curvatures: tuple[float, float] = (math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class BudgetAnswer:
+    tokens: int  # of the trainings
+    best: BestBatchSize
+    loss: float  # the least over batch sizes, estimated at the best rates; less is better
+    loss_error: float  # half the width of its 95 % interval, about
+    answer: Answer
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys of an answer, with those of the budget first."""
+        best = {
+            "value": self.best.value,
+            "interval": self.best.interval,
+            "range_within_tolerance": self.best.range_within_tolerance,
+            "is_range_open": self.best.is_range_open,
+            "edge": self.best.edge,
+        }
+        return {"tokens": self.tokens, "best": best, **self.answer.as_json()}
+
+
+def best_batch_size(
+    sizes: Sequence[int], decision: Decision, seeds: Sequence[int], margin: float
+) -> tuple[BestBatchSize, float, float]:
+    """Return the best batch size of one budget, the least loss, and that loss's error.
+
+    Args:
+        sizes: the batch sizes, ascending.
+        decision: about these, in the same order.
+        seeds: complete ones of each.
+        margin: the difference of compared values that is good enough.
+    """
+    is_compared = np.isfinite(decision.mean)
+    losses = decision.best_estimate[is_compared]
+    compared = np.array(sizes)[is_compared].tolist()
+    count = min(np.array(seeds)[is_compared])
+    points = batch_size_points(compared, losses.tolist(), count)
+    variance = _variance(decision, is_compared, count)
+    error = 2 * math.sqrt(variance / count)
+    curves = possible_curves(points, np.array([variance]))
+
+    log_sizes = np.log(compared)
+    optimum = float(curves.optimum[0])
+    if math.isnan(optimum):
+        may_be_best = decision.may_be_best[is_compared]
+        return _best_at_edge(compared, losses, may_be_best, margin), float(losses.min()), error
+    low, high = _within(curves, margin)
+    is_open = bool(low < log_sizes[0]), bool(high > log_sizes[-1])
+    best = BestBatchSize(
+        value=math.exp(optimum),
+        interval=_interval(curves, log_sizes),
+        edge="",
+        range_within_tolerance=(
+            math.exp(max(low, log_sizes[0])),
+            math.exp(min(high, log_sizes[-1])),
+        ),
+        is_range_open=is_open,
+        curvatures=(
+            float(curves.curvature[0]),
+            float(curves.curvature[0] * curves.ratio[0]),
+        ),
+    )
+    return best, float(curves.at_best(curves.fit.level)[0]), error
+
+
+def _variance(decision: Decision, is_compared: Floats, seeds: int) -> float:
+    """Return the variance of a loss at its best rate over seeds, with the error of that rate."""
+    variances = decision.variance[is_compared]
+    known = variances[np.isfinite(variances)]  # none with one seed
+    variance = float(known.mean()) if len(known) else math.inf
+    if decision.rates is not None:
+        spread = (decision.rates.regret_high - decision.rates.regret_low)[is_compared]
+        of_rates = np.square(np.where(np.isfinite(spread), spread, 0.0) / DEVIATIONS)
+        variance += seeds * float(of_rates.mean())
+    return variance
+
+
+def _interval(curves: PossibleCurves, log_sizes: Floats) -> tuple[float | None, float | None]:
+    """Return the possible lowest points; None for an end that reaches the batch sizes tried."""
+    if curves.may_be_flat[0]:
+        return None, None
+    low = float(curves.optimum_low[0])
+    high = float(curves.optimum_high[0])
+    is_bounded = low > log_sizes[0] + 1e-9, high < log_sizes[-1] - 1e-9
+    return (
+        math.exp(low) if is_bounded[0] else None,
+        math.exp(high) if is_bounded[1] else None,
+    )
+
+
+def _within(curves: PossibleCurves, margin: float) -> tuple[float, float]:
+    """Return the log batch sizes between which the best curve is within a margin of its least."""
+    below = float(curves.curvature[0])
+    above = below * float(curves.ratio[0])
+    optimum = float(curves.optimum[0])
+    if below <= 0:
+        return -math.inf, math.inf
+    return optimum - math.sqrt(margin / below), optimum + math.sqrt(margin / above)
+
+
+def _best_at_edge(
+    sizes: Sequence[int], losses: Floats, may_be_best: Flags, margin: float
+) -> BestBatchSize:
+    """Return the bound of a best batch size at an edge, with a range by linear interpolation.
+
+    Its interval reaches to the next batch size that cannot be the best.
+    """
+    candidates = np.flatnonzero(may_be_best)
+    first = int(candidates.min(initial=len(sizes) - 1))
+    last = int(candidates.max(initial=0))
+    index = int(losses.argmin())
+    excess = losses - losses[index]
+    log_sizes = np.log(sizes)
+    edge = "smallest" if index == 0 else "largest"
+
+    def end(step: int) -> tuple[float, bool]:
+        position = index
+        while 0 <= position + step < len(sizes):
+            following = position + step
+            if excess[following] > margin:
+                share = (margin - excess[position]) / (excess[following] - excess[position])
+                between = log_sizes[position] + share * (log_sizes[following] - log_sizes[position])
+                return math.exp(between), False
+            position = following
+        return float(sizes[position]), True
+
+    low, is_low_open = end(-1)
+    high, is_high_open = end(1)
+    return BestBatchSize(
+        value=None,
+        interval=(
+            float(sizes[first - 1]) if first > 0 else None,
+            float(sizes[last + 1]) if last < len(sizes) - 1 else None,
+        ),
+        edge=edge,
+        range_within_tolerance=(low, high),
+        is_range_open=(is_low_open, is_high_open),
+    )
+
+
+def describe_best(best: BestBatchSize) -> str:
+    """Write the best batch size, or the bound that it is."""
+    if best.value is not None:
+        return f"{best.value:.3g}"
+    low, high = best.range_within_tolerance
+    return f"at most {low:g}" if best.edge == "smallest" else f"at least {high:g}"
+
+
+def law_of(budgets: Sequence[BudgetAnswer], parameters: float | None = None) -> Law | None:
+    """Fit the law of the best batch size; None with fewer than three that are inside."""
+    optima = optima_of(budgets, parameters)
+    return fit_law(optima) if len(optima) >= LEAST_BUDGETS else None
+
+
+def optima_of(budgets: Sequence[BudgetAnswer], parameters: float | None) -> list[Optimum]:
+    """Return the best batch sizes that lie inside those tried, with bounded intervals."""
+    optima = []
+    for budget in budgets:
+        low, high = budget.best.interval
+        if budget.best.value is not None and low is not None and high is not None:
+            optima.append(Optimum(budget.tokens, budget.best.value, low, high, parameters))
+    return optima
+
+
+def with_worth(budgets: Sequence[BudgetAnswer], index: int) -> Answer:
+    """Return the answer of a budget, whose gaps are also shares of its tokens.
+
+    A gap is worth the share of the tokens that the best batch size could save and still reach the
+    loss of the other. It is not known at the smallest budget.
+    """
+    answer = budgets[index].answer
+    if index == 0:
+        return answer
+    log_tokens = np.log([budget.tokens for budget in budgets])
+    losses = np.array([budget.loss for budget in budgets])
+    errors = np.array([budget.loss_error for budget in budgets])
+    rows = []
+    for row in answer.batch_sizes:
+        worth = _worth(row, log_tokens, losses, errors, index)
+        rows.append(replace(row, worth_in_tokens=worth))
+    return replace(answer, batch_sizes=rows)
+
+
+def _worth(
+    row: BatchSizeAnswer,
+    log_tokens: Floats,
+    losses: Floats,
+    errors: Floats,
+    index: int,
+) -> tuple[float, float | None] | None:
+    """Return the least and the largest share of tokens; None for an end that is not bounded.
+
+    A chord lies above the convex curve of the losses, so two budgets give no largest share.
+    """
+    low, high = row.gap_to_best
+    higher = losses + errors
+    higher[index] = losses[index]
+    lower = losses - errors
+    lower[index] = losses[index]
+    if low is None and high is None:
+        return None
+    least = 0.0
+    if low is not None and low > 0:
+        least = _saved(low, log_tokens, higher, index, is_least=True) or 0.0
+    largest = None
+    if high is not None and index > 1:
+        largest = _saved(max(high, 0.0), log_tokens, lower, index, is_least=False)
+    return least, largest
+
+
+def _saved(
+    gap: float, log_tokens: Floats, losses: Floats, index: int, is_least: bool
+) -> float | None:
+    """Return the share of tokens that a gap is worth; None if it needs a smaller budget.
+
+    The least loss between budgets is interpolated by a chord and, with three budgets, also by a
+    quadratic in log tokens; the difference between both is the error.
+
+    Args:
+        gap: in the compared value.
+        log_tokens: of the budgets, ascending.
+        losses: the least at each budget.
+        index: the budget that the gap is of.
+        is_least: whether the least share is wanted, or the largest.
+    """
+    target = losses[index] + gap
+    if target > losses[:index].max():
+        share = 1 - math.exp(log_tokens[0] - log_tokens[index])
+        return share if is_least else None
+    shares = []
+    for curve in _curves_between(log_tokens, losses, index):
+        grid = np.linspace(log_tokens[0], log_tokens[index], LOSSES_BETWEEN)
+        reached = np.flatnonzero(curve(grid) <= target)
+        if len(reached):
+            position = float(grid[reached[0]])
+            shares.append(1 - math.exp(position - log_tokens[index]))
+    if not shares:
+        return None
+    return min(shares) if is_least else max(shares)
+
+
+def _curves_between(
+    log_tokens: Floats, losses: Floats, index: int
+) -> list[Callable[[Floats], Floats]]:
+    """Return functions of log tokens that interpolate the losses of budgets up to one."""
+
+    def chord(positions: Floats) -> Floats:
+        return np.asarray(np.interp(positions, log_tokens, losses))
+
+    if len(losses) <= 2:
+        return [chord]
+    first = max(0, min(index - 1, len(losses) - 3))
+    nearest = slice(first, first + 3)
+    quadratic = Polynomial.fit(log_tokens[nearest], losses[nearest], 2)
+    return [chord, quadratic]

@@ -1,0 +1,582 @@
+"""Recommend a batch size and a rate for a larger training, from sweeps at smaller budgets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from sweep.analysis.budgets import BudgetAnswer
+from sweep.analysis.law import LEAST_BUDGETS, LEAST_MODELS, Law, Optimum, fit_law
+from sweep.analysis.published_laws import Published, Scale, published_at
+from sweep.analysis.results import Sweep, load_sweep
+from sweep.analysis.tables import Estimate
+from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count
+from sweep.decision.decision import ALPHA
+from sweep.decision.proposal import command_with
+from sweep.errors import SweepError
+from sweep.plan.policies import parse_policy
+
+MOST_EPOCHS = 4.0  # above which repeated data change the best batch size
+PROVISIONAL_FACTOR = 10.0  # beyond the largest budget or model
+LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
+WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
+SAME_SIZE = 1.02  # ratio of model sizes that count as equal
+LARGEST_CORRELATION = 0.98  # of log tokens and log model sizes
+NEXT_FACTOR = 4  # of the next budget over the largest
+NO_REGRET = {"this": None, "kept": None, "published": None}
+NOT_KNOWN = {"value": None, "interval": None, "range_within_tolerance": None}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One budget of one sweep."""
+
+    sweep: Sweep
+    budget: BudgetAnswer
+    parameters: float | None  # of the model, without embeddings; None: not known
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        return self.sweep.plan.tokens_per_sequence
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The keys of `sweep recommend --json`; batch sizes in tokens."""
+
+    tokens: int
+    params: float | None
+    law: dict[str, Any]  # exponent, interval and points; the exponent is null without a law
+    batch_size_tokens: dict[str, Any]  # value, interval and range_within_tolerance
+    learning_rate: dict[str, Any]  # value and interval
+    weight_decay: float | None
+    adam_beta2: float | None
+    regret: dict[str, float | None]  # this, kept and published; null unless budgets bracket it
+    cap: str | None  # a sentence, if the training is too far from what was measured
+    measured_up_to: int | None  # tokens of the largest budget; null without a sweep
+    # how far the training lies outside of the budgets and model sizes; 1 inside
+    factor_beyond: float | None
+    provisional: bool
+    reasons: list[str]  # why it is provisional, or why there is no number, sentences
+    published: list[Published]
+    settle: str | None  # the command of the budget that would narrow it most
+    settle_seconds: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recommend(
+    folders: Sequence[str | Path], tokens: int, params: float | None = None
+) -> Recommendation:
+    """Recommend a batch size for a training on so many tokens.
+
+    Args:
+        folders: of sweeps, with one or several budgets each.
+        tokens: of the training.
+        params: of its model, without embeddings; by default those of the sweeps.
+
+    Raises:
+        SweepError: if the sweeps cannot be compared.
+    """
+    measured = _measure([load_sweep(folder) for folder in folders])
+    _refuse_repeated(measured)
+    _refuse_different(measured)
+    own, reasons = _of_model(measured, params)
+    validated = own if own else measured
+    largest = max(validated, key=lambda each: each.budget.tokens)
+    size = params if params is not None else largest.parameters
+    beyond = _factor_beyond(validated, tokens, size)
+    is_capped = beyond > LARGEST_FACTOR
+    published: list[Published] = []
+    is_language_model = largest.sweep.plan.settings.model.vocabulary is not None
+    if size is not None and is_language_model:
+        published = published_at(Scale(size, tokens))
+
+    law = _fit(own, reasons) if own else None
+    batch_size: dict[str, Any] = dict(NOT_KNOWN)
+    rate: dict[str, Any] = {"value": None, "interval": None}
+    decay = None
+    beta2 = None
+    if own and not is_capped:
+        batch_size = _batch_size(own, law, tokens, size, reasons)
+    if batch_size["value"] is not None:
+        rate = _learning_rate(own, tokens, batch_size["value"], reasons)
+        decay, beta2 = _rules_of_policy(largest, batch_size["value"])
+    if PROVISIONAL_FACTOR < beyond <= LARGEST_FACTOR:
+        reasons.append(
+            f"It is {beyond:.3g} times beyond what was measured, and provisional from "
+            f"{PROVISIONAL_FACTOR:g} times on."
+        )
+    if any(each.budget.answer.provisional for each in own):
+        reasons.append("The answer at some budget is provisional.")
+    settle, seconds = _next_budget(largest, tokens)
+    return Recommendation(
+        tokens=tokens,
+        params=size,
+        law=_describe_law(law, measured),
+        batch_size_tokens=batch_size,
+        learning_rate=rate,
+        weight_decay=decay,
+        adam_beta2=beta2,
+        regret=_regret(own, batch_size["value"], tokens, published),
+        cap=_cap(validated, beyond) if is_capped else None,
+        measured_up_to=largest.budget.tokens,
+        factor_beyond=beyond,
+        provisional=len(reasons) > 0 or is_capped,
+        reasons=reasons,
+        published=published,
+        settle=settle,
+        settle_seconds=seconds,
+    )
+
+
+def _factor_beyond(measured: Sequence[Measured], tokens: int, size: float | None) -> float:
+    """Return how far a training lies outside of the budgets and model sizes; 1 inside."""
+    budgets = [each.budget.tokens for each in measured]
+    factors = [1.0, tokens / max(budgets), min(budgets) / tokens]
+    sizes = _model_sizes(measured)
+    if size is not None and sizes:
+        factors += [size / max(sizes), min(sizes) / size]
+    return max(factors)
+
+
+def _refuse_repeated(measured: Sequence[Measured]) -> None:
+    """Refuse folders that share trials: a copy would count as another measurement."""
+    owners: dict[str, Sweep] = {}
+    for each in measured:
+        for of_budget in each.sweep.by_budget:
+            for row in of_budget.plan.known_trials:
+                owner = owners.setdefault(str(row.id), each.sweep)
+                if owner is not each.sweep:
+                    raise SweepError(
+                        f"{owner.path} and {each.sweep.path} have the same trials. Leave one out."
+                    )
+
+
+def _measure(sweeps: Sequence[Sweep]) -> list[Measured]:
+    measured = []
+    for sweep in sweeps:
+        if not sweep.budgets:
+            raise SweepError(
+                f"{sweep.path} must have an answer at a budget of tokens. Finish the sweep, or "
+                "leave it out."
+            )
+        model = sweep.plan.model
+        parameters = None
+        if model.parameters:
+            parameters = float(model.parameters - (model.embedding_parameters or 0))
+        measured += [Measured(sweep, budget, parameters) for budget in sweep.budgets]
+    return sorted(measured, key=lambda each: each.budget.tokens)
+
+
+def _refuse_different(measured: Sequence[Measured]) -> None:
+    """Refuse sweeps that differ in what a law must share, and too many epochs."""
+    first = measured[0]
+    for each in measured:
+        for name, of_first, value in (
+            ("policy", first.budget.answer.policy, each.budget.answer.policy),
+            ("metric", first.budget.answer.metric, each.budget.answer.metric),
+            ("optimizer", _optimizer(first), _optimizer(each)),
+            ("schedule", first.sweep.plan.settings.schedule, each.sweep.plan.settings.schedule),
+            ("data", first.sweep.plan.data, each.sweep.plan.data),
+            ("tokens per sequence", first.tokens_per_sequence, each.tokens_per_sequence),
+        ):
+            if of_first != value:
+                raise SweepError(
+                    f"budgets must have the same {name}, got {of_first!r} in {first.sweep.path} "
+                    f"and {value!r} in {each.sweep.path}. Leave one out."
+                )
+    for each in measured:
+        for of_budget in each.sweep.by_budget:
+            epochs = of_budget.plan.epochs
+            if epochs is not None and epochs > MOST_EPOCHS:
+                raise SweepError(
+                    f"a budget must have at most {MOST_EPOCHS:g} epochs, got {epochs:.3g} in "
+                    f"{each.sweep.path}. Use more data, or leave it out."
+                )
+
+
+def _optimizer(each: Measured) -> dict[str, Any]:
+    return each.sweep.plan.settings.optimizer.model_dump(mode="json")
+
+
+def _of_model(
+    measured: Sequence[Measured], params: float | None
+) -> tuple[list[Measured], list[str]]:
+    """Return the budgets that tell of a model size, and why there are none.
+
+    Those of all sizes do if at least three sizes have best batch sizes for a law.
+    """
+    sizes = _model_sizes(measured)
+    is_unknown = [each.parameters is None for each in measured]
+    if any(is_unknown) and not all(is_unknown):
+        raise SweepError(
+            "the model size must be known of all these sweeps, or of none. Leave out those without."
+        )
+    if params is None and len(sizes) > 1:
+        raise SweepError(
+            f"these sweeps have {len(sizes)} model sizes, and the training needs one. Name it with "
+            "--params."
+        )
+    if params is None:
+        return [*measured], []
+    inside = [each for each in measured if _optimum(each) is not None]
+    if len(_model_sizes(inside)) >= LEAST_MODELS:
+        return [*measured], []
+    own = [
+        each
+        for each in measured
+        if each.parameters is not None and 1 / SAME_SIZE <= each.parameters / params <= SAME_SIZE
+    ]
+    if own:
+        return own, []
+    known = " and ".join(format_count(size) for size in sizes) or "models of unknown size"
+    return [], [
+        f"Not measured: a model of {format_count(params)} parameters. These sweeps have {known}; "
+        f"a law over sizes needs at least {LEAST_MODELS} whose best batch sizes lie inside those "
+        "tried."
+    ]
+
+
+def _model_sizes(measured: Sequence[Measured]) -> list[float]:
+    """Return the different model sizes, ascending."""
+    sizes: list[float] = []
+    for size in sorted(each.parameters for each in measured if each.parameters is not None):
+        if not sizes or size > SAME_SIZE * sizes[-1]:
+            sizes.append(size)
+    return sizes
+
+
+def _optimum(each: Measured) -> Optimum | None:
+    """Return the best batch size in tokens; None at an edge, or without a bounded interval."""
+    best = each.budget.best
+    low, high = best.interval
+    if best.value is None or low is None or high is None:
+        return None
+    unit = each.tokens_per_sequence
+    return Optimum(
+        tokens=each.budget.tokens,
+        batch_size=best.value * unit,
+        low=low * unit,
+        high=high * unit,
+        parameters=each.parameters,
+    )
+
+
+def _fit(own: Sequence[Measured], reasons: list[str]) -> Law | None:
+    """Fit the law, or append why there is none."""
+    optima = [optimum for optimum in map(_optimum, own) if optimum is not None]
+    is_of_sizes = len(_model_sizes(own)) > 1
+    least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
+    if len(optima) < least:
+        reasons.append(
+            f"A law needs at least {least} budgets whose best batch size lies inside those tried; "
+            f"there are {len(optima)}."
+        )
+        return None
+    left_out = len(own) - len(optima)
+    if left_out:
+        reasons.append(
+            f"{left_out} of {len(own)} budgets are left out of the law: their best batch size is "
+            "at an edge of those tried, or has no interval."
+        )
+    if is_of_sizes and _vary_together(optima):
+        reasons.append("Budgets and model sizes vary together, so that no law tells them apart.")
+        return None
+    return fit_law(optima)
+
+
+def _vary_together(optima: Sequence[Optimum]) -> bool:
+    """Return True if log tokens and log parameters hardly differ from a line."""
+    log_tokens = np.log([optimum.tokens for optimum in optima])
+    log_sizes = np.log([optimum.parameters or math.nan for optimum in optima])
+    if np.ptp(log_tokens) == 0 or np.ptp(log_sizes) == 0:
+        return True
+    return bool(abs(np.corrcoef(log_tokens, log_sizes)[0, 1]) > LARGEST_CORRELATION)
+
+
+def _batch_size(
+    own: Sequence[Measured],
+    law: Law | None,
+    tokens: int,
+    size: float | None,
+    reasons: list[str],
+) -> dict[str, Any]:
+    """Return the best batch size, its interval and the range within the tolerance, in tokens."""
+    nothing: dict[str, Any] = dict(NOT_KNOWN)
+    if law is None:
+        return nothing | {"range_within_tolerance": _range_without_law(own, tokens)}
+    exponent = law.exponent
+    if exponent.high - exponent.low > WIDEST_EXPONENT:
+        reasons.append(
+            f"The exponent is not known well enough: {exponent.low:.2f} to {exponent.high:.2f}."
+        )
+        return nothing
+    best = law.at(tokens, size)
+    unit = own[0].tokens_per_sequence
+    largest = max(own, key=lambda each: each.budget.tokens).budget.best
+    within = None
+    if largest.value is None:
+        reasons.append("The range is not known, because the largest budget has none.")
+    else:
+        ends = [end / largest.value for end in largest.range_within_tolerance]
+        within = tuple(max(unit, best.value * share) for share in ends)
+        if any(largest.is_range_open):
+            reasons.append(
+                "The range may be wider: at the largest budget it ends with the batch sizes tried."
+            )
+    return {
+        "value": max(unit, best.value),
+        "interval": (max(unit, best.low), max(unit, best.high)),
+        "range_within_tolerance": within,
+    }
+
+
+def _range_without_law(own: Sequence[Measured], tokens: int) -> tuple[float, float] | None:
+    """Return the range that the growth of the largest batch size within the tolerance predicts.
+
+    None unless it is known at three budgets of one model.
+    """
+    if len(_model_sizes(own)) > 1:
+        return None
+    points = [
+        (math.log(each.budget.tokens), math.log(each.budget.best.range_within_tolerance[1]))
+        for each in own
+        if not each.budget.best.is_range_open[1]
+    ]
+    if len(points) < LEAST_BUDGETS:
+        return None
+    x, y = np.array(points).T
+    slope, level = np.polyfit(x, y, 1)
+    unit = own[-1].tokens_per_sequence
+    largest = math.exp(level + slope * math.log(tokens)) * unit
+    smallest = own[-1].budget.best.range_within_tolerance[0] * unit
+    return min(smallest, largest), largest
+
+
+def _learning_rate(
+    own: Sequence[Measured], tokens: int, batch_size: float, reasons: list[str]
+) -> dict[str, Any]:
+    """Return the best rate at a batch size in tokens, by a plane through the best log rates."""
+    nothing: dict[str, Any] = {"value": None, "interval": None}
+    if len(_model_sizes(own)) > 1:
+        reasons.append("The rate is not known, because the sweeps have several model sizes.")
+        return nothing
+    rows = []
+    values = []
+    for each in own:
+        for row in each.budget.answer.batch_sizes:
+            if row.best_learning_rate is not None:
+                size = row.batch_size * each.tokens_per_sequence
+                rows.append([1.0, math.log(each.budget.tokens), math.log(size)])
+                values.append(math.log(row.best_learning_rate))
+    design = np.array(rows)
+    degrees = len(rows) - 3
+    if degrees < 1 or np.linalg.matrix_rank(design) < 3:
+        reasons.append("The rate is not known: too few batch sizes and budgets have tuned rates.")
+        return nothing
+    coefficients, squares, _, _ = np.linalg.lstsq(design, np.array(values), rcond=None)
+    point = np.array([1.0, math.log(tokens), math.log(batch_size)])
+    variance = float(squares[0]) / degrees
+    spread = variance * (1 + point @ np.linalg.inv(design.T @ design) @ point)
+    half = float(stdtrit(degrees, 1 - ALPHA / 2)) * math.sqrt(spread)
+    log_rate = float(point @ coefficients)
+    return {
+        "value": math.exp(log_rate),
+        "interval": (math.exp(log_rate - half), math.exp(log_rate + half)),
+    }
+
+
+def _rules_of_policy(each: Measured, batch_size: float) -> tuple[float, float]:
+    """Return weight decay and β2 at a batch size in tokens, by the rules of the policy."""
+    settings = each.sweep.plan.settings
+    unit = each.tokens_per_sequence
+    policy = parse_policy(settings.lr)
+    sequences = max(1, round(batch_size / unit))
+    optimizer = policy.optimizer_at(sequences, unit, settings.optimizer)
+    return optimizer.weight_decay, optimizer.beta2
+
+
+def _regret(
+    own: Sequence[Measured], value: float | None, tokens: int, published: Sequence[Published]
+) -> dict[str, float | None]:
+    """Return what three choices give up; null unless budgets of one model bracket the training.
+
+    The best batch size and the curvature of the loss over log batch sizes are interpolated, in log
+    tokens, between the budgets on both sides.
+    """
+    if len(_model_sizes(own)) > 1:
+        return dict(NO_REGRET)
+    below = [each for each in own if each.budget.tokens <= tokens]
+    above = [each for each in own if each.budget.tokens >= tokens]
+    if value is None or not below or not above:
+        return dict(NO_REGRET)
+    ends = [below[-1], above[0]]
+    if any(each.budget.best.value is None for each in ends):
+        return dict(NO_REGRET)
+    log_tokens = [math.log(each.budget.tokens) for each in ends]
+    share = 0.0
+    if log_tokens[1] > log_tokens[0]:
+        share = (math.log(tokens) - log_tokens[0]) / (log_tokens[1] - log_tokens[0])
+
+    def between(values: Sequence[float]) -> float:
+        return (1 - share) * values[0] + share * values[1]
+
+    unit = own[0].tokens_per_sequence
+    log_best = between([math.log((each.budget.best.value or 1.0) * unit) for each in ends])
+    curvature_below = between([each.budget.best.curvatures[0] for each in ends])
+    curvature_above = between([each.budget.best.curvatures[1] for each in ends])
+
+    def given_up(batch_size: float) -> float:
+        distance = math.log(batch_size) - log_best
+        return (curvature_above if distance > 0 else curvature_below) * distance**2
+
+    smallest = own[0].budget.best.value
+    of_laws = [law.value for law in published if law.kind == "best" and law.value is not None]
+    return {
+        "this": given_up(value),
+        "kept": None if smallest is None else given_up(smallest * unit),
+        "published": given_up(of_laws[0]) if of_laws else None,
+    }
+
+
+def _describe_law(law: Law | None, measured: Sequence[Measured]) -> dict[str, Any]:
+    points = []
+    for each in measured:
+        best = each.budget.best
+        unit = each.tokens_per_sequence
+        low, high = best.interval
+        points.append(
+            {
+                "tokens": each.budget.tokens,
+                "params": each.parameters,
+                "value": None if best.value is None else best.value * unit,
+                "interval": (
+                    None if low is None else low * unit,
+                    None if high is None else high * unit,
+                ),
+                "range_within_tolerance": tuple(end * unit for end in best.range_within_tolerance),
+                "edge": best.edge,
+            }
+        )
+    exponent: Estimate | None = law.exponent if law is not None else None
+    return {
+        "exponent": None if exponent is None else exponent.value,
+        "interval": None if exponent is None else (exponent.low, exponent.high),
+        "points": points,
+    }
+
+
+def _cap(validated: Sequence[Measured], beyond: float) -> str:
+    """Write how far the sweeps tell, for a training far outside of them."""
+    budgets = [each.budget.tokens for each in validated]
+    text = f"Validated from {format_count(min(budgets))} to {format_count(max(budgets))} tokens"
+    sizes = _model_sizes(validated)
+    if sizes:
+        text += f" and models of up to {format_count(max(sizes))} parameters"
+    return f"{text}; this is {beyond:,.0f} times outside."
+
+
+def _next_budget(largest: Measured, tokens: int) -> tuple[str | None, float | None]:
+    """Return the command of the next budget towards a training, and its estimated time."""
+    budget = largest.budget.tokens
+    if tokens <= budget:
+        return None, None
+    following = max(min(tokens, NEXT_FACTOR * budget), math.ceil(LEAST_BUDGET_RATIO * budget))
+    try:
+        command = command_with(largest.sweep.plan, budget=following, batches="auto")
+    except SweepError:
+        return None, None
+    seconds = float(largest.sweep.trials["seconds_total"].sum()) * following / budget
+    return command, seconds if seconds > 0 else None
+
+
+def suggest(params: float, tokens: int) -> Recommendation:
+    """Return what published laws say about a training, without a sweep."""
+    return Recommendation(
+        tokens=tokens,
+        params=params,
+        law={"exponent": None, "interval": None, "points": []},
+        batch_size_tokens=dict(NOT_KNOWN),
+        learning_rate={"value": None, "interval": None},
+        weight_decay=None,
+        adam_beta2=None,
+        regret=dict(NO_REGRET),
+        cap=None,
+        measured_up_to=None,
+        factor_beyond=None,
+        provisional=True,
+        reasons=["Nothing was measured: published laws are of other models and data."],
+        published=published_at(Scale(params, tokens)),
+        settle=None,
+        settle_seconds=None,
+    )
+
+
+def describe_recommendation(answer: Recommendation) -> list[str]:
+    """Write a recommendation in sentences."""
+    size = answer.batch_size_tokens
+    lines = []
+    training = f"{format_count(answer.tokens)} tokens"
+    if size["value"] is not None:
+        low, high = size["interval"]
+        start = "Provisionally, use" if answer.provisional else "Use"
+        lines.append(
+            f"{start} {_tokens(size['value'])} per step for {training} "
+            f"(95 % interval {_tokens(low)} to {_tokens(high)})."
+        )
+    if size["range_within_tolerance"] is not None:
+        low, high = size["range_within_tolerance"]
+        text = "Within the tolerance of the best" if size["value"] else "By its growth, the range"
+        lines.append(f"{text}: {_tokens(low)} to {_tokens(high)} per step.")
+    rate = answer.learning_rate
+    if rate["value"] is not None:
+        low, high = rate["interval"]
+        lines.append(
+            f"Learning rate there: {rate['value']:.2g} (95 % interval {low:.2g} to {high:.2g}); "
+            f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.4g} by the rules "
+            "of the policy."
+        )
+    if answer.law["exponent"] is not None:
+        low, high = answer.law["interval"]
+        lines.append(
+            f"The best batch size grows as D^{answer.law['exponent']:.2f} (95 % interval "
+            f"{low:.2f} to {high:.2f})."
+        )
+    if answer.cap is not None:
+        lines.append(answer.cap)
+    elif answer.factor_beyond is not None and answer.measured_up_to is not None:
+        text = f"Validated up to {format_count(answer.measured_up_to)} tokens"
+        if answer.factor_beyond > 1:
+            text += f"; this is {answer.factor_beyond:.3g} times beyond"
+        lines.append(f"{text}.")
+    lines += answer.reasons
+    lines += describe_published(answer.published)
+    if answer.settle is not None:
+        lines.append(f"Next: {answer.settle}")
+    return lines
+
+
+def describe_published(published: Sequence[Published]) -> list[str]:
+    """Write what published laws say, and their ranges."""
+    lines = []
+    for law in published:
+        if law.value is None:
+            lines.append(f"{law.name} gives no number here: fitted to {law.range} ({law.source}).")
+            continue
+        text = f"{law.name}: {_tokens(law.value)} per step"
+        if law.kind != "best":
+            text += f", a {law.kind} batch size, not a best one"
+        if law.learning_rate is not None:
+            text += f", learning rate {law.learning_rate:.2g}"
+        lines.append(f"{text}; fitted to {law.range} ({law.source}).")
+    return lines
+
+
+def _tokens(number: float) -> str:
+    return f"{format_count(float(f'{number:.3g}'))} tokens"

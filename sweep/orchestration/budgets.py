@@ -1,0 +1,126 @@
+"""Plan the budgets of a command one after the other, each by what the smaller ones tell."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sweep.config.experiment import Experiment, OwnRate
+from sweep.decision.budgets import (
+    TunedArm,
+    best_batch_size,
+    predict_batch_sizes,
+    predict_rate,
+)
+from sweep.errors import SweepError
+from sweep.orchestration.looks import trial_value
+from sweep.orchestration.planning import Planned, make_plan
+from sweep.orchestration.request import Request
+from sweep.plan.plan import Plan, load_plan
+from sweep.plan.policies import parse_policy
+from sweep.trial.folder import SweepFolder
+
+
+def make_plans(request: Request, is_elsewhere: bool = False) -> list[Planned]:
+    """Plan each budget of a command, ascending, as far as they are known before any has run."""
+    whole = load_plan(request.folder)
+    plans = []
+    for of_budget in request.by_budget():
+        of_budget = with_predictions(of_budget, whole)
+        planned = make_plan(of_budget, is_elsewhere, before=whole)
+        whole = planned.plan if whole is None else whole.with_budget(planned.plan)
+        plans.append(planned)
+    return plans
+
+
+def with_predictions(request: Request, stored: Plan | None = None) -> Request:
+    """Return the request of a budget, whose first search begins where other budgets predict it.
+
+    It changes nothing if the sweep has no other budget, or this one already.
+
+    Args:
+        request: that of one budget.
+        stored: the plan of the other budgets; by default the folder's.
+    """
+    if stored is None:
+        stored = load_plan(request.folder)
+    experiment = request.experiment
+    if stored is None or experiment.token_budget is None or experiment.target is not None:
+        return request
+    is_of_tokens = all(plan.token_budget is not None for plan in stored.by_budget)
+    if not is_of_tokens or stored.settings.target is not None:
+        return request  # which is refused, because it asks another question
+    present = stored.find_budget(experiment.budget)
+    if experiment.chooses_batches:
+        if present is not None:
+            sizes = present.settings.batches
+        else:
+            best = best_by_budget(stored, request.folder)
+            sizes = _possible_sizes(
+                predict_batch_sizes(best, experiment.token_budget), stored, experiment
+            )
+        experiment = experiment.model_copy(update={"batches": sizes})
+    predicted = None if present is not None else _predicted_rate(stored, experiment)
+    if predicted is not None:
+        tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
+        experiment = experiment.model_copy(update={"tuning": tuning})
+    return replace(request, experiment=experiment)
+
+
+def _possible_sizes(sizes: Sequence[int], stored: Plan, experiment: Experiment) -> tuple[int, ...]:
+    """Return batch sizes that devices and groups can split, and that take at least a step."""
+    unit = stored.execution.devices * experiment.workload.sequences_per_group
+    rounded = {max(1, round(size / unit)) * unit for size in sizes}
+    tokens = experiment.token_budget or 0
+    possible = sorted(size for size in rounded if size * experiment.tokens_per_sequence <= tokens)
+    if len(possible) < 2:
+        raise SweepError(
+            f"batches auto needs two batch sizes that fit a budget of {tokens} tokens. Raise "
+            "--budget, or list batch sizes."
+        )
+    return tuple(possible)
+
+
+def best_by_budget(stored: Plan, folder: SweepFolder) -> dict[int, float]:
+    """Return the best batch size by budget, as far as results tell.
+
+    Without results of a budget, it is the middle of its batch sizes.
+    """
+    best = {}
+    for plan in stored.by_budget:
+        assert plan.token_budget is not None, "several budgets are numbers of tokens"
+        values: dict[int, list[float]] = {}
+        for row in plan.known_trials:
+            if row.stage == "final":
+                value = trial_value(folder, row, plan.settings.objective)
+                if value is not None and math.isfinite(value):
+                    values.setdefault(row.batch_size, []).append(value)
+        means = {size: float(np.mean(of_size)) for size, of_size in sorted(values.items())}
+        if means:
+            best[plan.token_budget] = best_batch_size(means)
+        else:
+            sizes = plan.settings.batches
+            best[plan.token_budget] = float(sizes[len(sizes) // 2])
+    return best
+
+
+def _predicted_rate(stored: Plan, experiment: Experiment) -> OwnRate | None:
+    """Return the rate of the smallest batch size at a budget by the tuned ones of others."""
+    policy = parse_policy(experiment.lr)
+    tokens = experiment.token_budget
+    if not policy.is_tuned or tokens is None:
+        return None
+    optimizer = experiment.optimizer_names[0]
+    tuned = []
+    for plan in stored.by_budget:
+        for row in plan.known_trials:
+            is_final = row.stage == "final" and row.policy == policy.name
+            if is_final and row.learning_rate and row.optimizer in (None, optimizer):
+                tuned.append(TunedArm(plan.token_budget or 0, row.batch_size, row.learning_rate))
+    if not tuned:
+        return None
+    arms = list(dict.fromkeys(tuned))
+    smallest = min(experiment.batches)
+    rate = predict_rate(arms, tokens, smallest, lambda size: policy.rate_at(size, optimizer))
+    return OwnRate(lr=f"sqrt:{rate}@{smallest}", optimizer=optimizer)

@@ -1,0 +1,194 @@
+"""Recommendations for larger trainings, from sweeps whose losses are known."""
+
+import math
+import random
+
+import pytest
+
+from sweep.analysis.recommend import recommend, suggest
+from sweep.errors import SweepError
+from sweep.plan.plan import parse_plan
+from sweep.trial.files import read_json, write_json
+from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.analysis.test_law import EXPONENT, best_at, loss_at
+
+SEQUENCE = 64  # tokens
+BUDGETS = (10_000, 40_000, 160_000, 640_000)  # in sequences
+
+
+def write_budget(path, sequences, sizes=None, noise=0.003, seeds=5, loss=loss_at, **model):
+    """Write a sweep of one budget, best at the batch size of the synthetic training."""
+    if sizes is None:
+        centre = round(math.log2(best_at(sequences)))
+        sizes = [2**exponent for exponent in range(centre - 2, centre + 3)]
+
+    def change(row):
+        # The curve of the rates is round, and lowest at 1e-3·√(B/16).
+        distance = math.log(row.learning_rate / (1e-3 * math.sqrt(row.batch_size / 16)))
+        draw = random.Random(f"{path.name} {row.batch_size} {row.seed} {row.learning_rate}")
+        value = loss(sequences, float(row.batch_size)) + 0.1 * distance**2
+        return {"final_valid_loss": value + draw.gauss(0, noise)}
+
+    settings = {"batches": ",".join(map(str, sizes)), "budget": sequences * SEQUENCE}
+    settings["vocabulary"] = 256 + model.get("parameters", 0) // 100_000  # part of a trial's id
+    write_fake_sweep(path, lrs=("tuned",), seeds=seeds, change=change, **settings)
+    document = read_json(path / "plan.json")
+    plan = parse_plan(document, "the plan")
+    counts = {"parameters": 200_000, "embedding_parameters": 50_000, **model}
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update=counts)})
+    write_json(path / "plan.json", plan.model_dump(mode="json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("budgets")
+    return [write_budget(parent / f"s{sequences}", sequences) for sequences in BUDGETS]
+
+
+def test_a_law_recommends_with_an_interval_and_a_range(folders):
+    answer = recommend(folders, 4 * BUDGETS[-1] * SEQUENCE)
+    low, high = answer.law["interval"]
+    assert low < EXPONENT < high and len(answer.law["points"]) == 4
+    truth = best_at(4 * BUDGETS[-1]) * SEQUENCE
+    low, high = answer.batch_size_tokens["interval"]
+    assert low < truth < high
+    start, end = answer.batch_size_tokens["range_within_tolerance"]
+    assert start < answer.batch_size_tokens["value"] < end
+    rate = 1e-3 * math.sqrt(answer.batch_size_tokens["value"] / SEQUENCE / 16)
+    low, high = answer.learning_rate["interval"]
+    assert low < rate < high
+    assert answer.weight_decay > 0 and 0.9 < answer.adam_beta2 < 1
+    assert (answer.factor_beyond, answer.cap) == (4, None)
+    assert f"--budget {4 * BUDGETS[-1] * SEQUENCE}" in answer.settle
+    assert answer.regret == {"this": None, "kept": None, "published": None}
+
+
+def test_far_beyond_the_sweeps_the_answer_is_provisional_and_then_the_cap(folders):
+    near, far, farther = (recommend(folders, f * BUDGETS[-1] * SEQUENCE) for f in (4, 50, 101))
+    assert near.cap is far.cap is None and far.provisional
+    assert far.batch_size_tokens["value"] is not None
+    assert farther.cap and farther.batch_size_tokens["value"] is None
+    assert farther.learning_rate["value"] is None
+
+
+def test_within_the_budgets_the_regret_of_three_choices_is_known(folders):
+    answer = recommend(folders, 320_000 * SEQUENCE)
+    assert 0 <= answer.regret["this"] < 0.003
+    kept = loss_at(320_000, best_at(10_000)) - loss_at(320_000, best_at(320_000))
+    assert answer.regret["kept"] == pytest.approx(kept, rel=0.5)
+    assert answer.regret["published"] is None  # no law holds for so small a model
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_budgets_give_no_law(folders, count):
+    answer = recommend(folders[:count], 4 * BUDGETS[-1] * SEQUENCE)
+    assert answer.law["exponent"] is None and answer.batch_size_tokens["value"] is None
+    assert "at least 3 budgets" in answer.reasons[0] and answer.settle
+
+
+def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
+    def monotone(sequences, size):
+        return 2.0 + size / (10 * sequences**0.74)
+
+    folders = [
+        write_budget(tmp_path / f"s{n}", n, sizes=[1, 4, 16, 64, 256], noise=1e-4, loss=monotone)
+        for n in (1000, 4000, 16_000)
+    ]
+    answer = recommend(folders, 64_000 * SEQUENCE)
+    assert answer.batch_size_tokens["value"] is None
+    low, high = answer.batch_size_tokens["range_within_tolerance"]
+    assert low == SEQUENCE
+    assert high == pytest.approx(0.1 * 64_000**0.74 * SEQUENCE, rel=0.4)
+    assert {point["edge"] for point in answer.law["points"]} == {"smallest"}
+
+
+def test_a_model_size_that_was_not_measured_has_no_number(folders):
+    answer = recommend(folders, BUDGETS[-1] * SEQUENCE, params=350e6)
+    assert answer.batch_size_tokens["value"] is None
+    assert answer.reasons[0].startswith("Not measured: a model of 350M parameters")
+    assert recommend(folders, BUDGETS[-1] * SEQUENCE, params=150_000).batch_size_tokens["value"]
+
+
+def test_three_model_sizes_give_a_term_and_need_the_size_of_the_training(tmp_path):
+    folders = []
+    for parameters in (200_000, 800_000, 3_200_000):
+        for sequences in BUDGETS[:3]:
+            path = tmp_path / f"s{parameters}-{sequences}"
+            folders.append(write_budget(path, sequences, parameters=parameters))
+    tokens = 2 * BUDGETS[2] * SEQUENCE
+    with pytest.raises(SweepError, match="--params"):
+        recommend(folders, tokens)
+    answer = recommend(folders, tokens, params=1_000_000)
+    low, high = answer.batch_size_tokens["interval"]
+    assert low < best_at(2 * BUDGETS[2]) * SEQUENCE < high
+    assert recommend(folders, tokens, params=1_000_000_000).cap
+
+
+def test_a_folder_and_its_copy_count_once(folders):
+    with pytest.raises(SweepError, match="have the same trials"):
+        recommend([*folders, folders[0]], 10**9)
+
+
+def test_model_sizes_and_budgets_that_grow_together_give_no_law(tmp_path):
+    folders = [
+        write_budget(tmp_path / f"s{sequences}", sequences, parameters=50_000 + 20 * sequences)
+        for sequences in BUDGETS
+    ]
+    answer = recommend(folders, 2 * BUDGETS[2] * SEQUENCE, params=6_000_000)
+    assert answer.batch_size_tokens["value"] is None
+    assert any("vary together" in reason for reason in answer.reasons)
+
+
+def test_a_training_below_the_budgets_lies_as_far_outside_as_one_above(folders):
+    below = recommend(folders, BUDGETS[0] * SEQUENCE // 20)
+    assert below.factor_beyond == pytest.approx(20) and below.provisional
+    assert below.batch_size_tokens["value"] >= SEQUENCE
+    assert recommend(folders, BUDGETS[0] * SEQUENCE // 1000).cap
+
+
+def test_another_model_s_budget_validates_nothing(folders, tmp_path):
+    other = write_budget(tmp_path / "other", 64_000_000, parameters=3_200_000)
+    tokens = 200 * BUDGETS[-1] * SEQUENCE
+    assert recommend([*folders, other], tokens, params=150_000).cap
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"data": {"name": "other"}}, "the same data"),
+        ({"epochs": 5.0}, "at most 4 epochs"),
+        ({"tokens_per_sequence": 128}, "the same tokens per sequence"),
+    ],
+)
+def test_sweeps_that_no_law_may_combine_are_refused(folders, tmp_path, change, problem):
+    path = write_budget(tmp_path / "other", 2_560_000)
+    plan = parse_plan(read_json(path / "plan.json"), "the plan").model_copy(update=change)
+    write_json(path / "plan.json", plan.model_dump(mode="json"))
+    with pytest.raises(SweepError, match=problem):
+        recommend([*folders, path], 10**9)
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "inside"),
+    [
+        (350e6, 7e9, {"Step Law", "DeepSeek LLM", "Zhang et al."}),
+        (1e6, 8e5, set()),
+        (7e9, 1e12, set()),
+    ],
+)
+def test_a_published_law_gives_a_number_only_where_it_was_fitted(params, tokens, inside):
+    published = suggest(params, int(tokens)).published
+    assert {law.name for law in published if law.value is not None} == inside
+    assert all(law.inside == (law.value is not None) for law in published)
+    assert all(law.source and law.range for law in published)
+
+
+def test_published_laws_have_the_coefficients_of_their_papers():
+    step, deepseek, zhang = suggest(350e6, 7_000_000_000).published
+    assert step.value == pytest.approx(0.58 * 7e9**0.571)
+    assert step.learning_rate == pytest.approx(1.79 * 350e6**-0.713 * 7e9**0.307)
+    flops = 6 * 350e6 * 7e9
+    assert deepseek.value == pytest.approx(0.2920 * flops**0.3271)
+    assert deepseek.learning_rate == pytest.approx(0.3118 * flops**-0.1250)
+    assert (zhang.kind, zhang.learning_rate) == ("critical", None)

@@ -1,0 +1,78 @@
+"""Sweeps of several budgets in one folder."""
+
+import json
+
+import pytest
+
+import sweep
+from sweep.analysis.results import load_sweep
+from sweep.errors import SweepError
+from sweep.plan.plan import load_plan
+from sweep.trial.folder import SweepFolder
+
+FIXED = {"batches": "4,16", "lr": "0.1", "seeds": 2, "show_progress": False}
+TUNED = {"lr": "tuned", "seeds": 1, "show_progress": False}
+
+
+def run(path, budget, **settings):
+    return sweep.run_sweep("quadratic", budget=budget, out=path, **settings)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    path = tmp_path_factory.mktemp("budgets") / "s"
+    run(path, "2k,8k", **FIXED)
+    return path
+
+
+def test_budgets_of_one_command_have_the_trials_of_single_ones(swept, tmp_path):
+    for budget in ("8k", "2k"):  # in any order
+        run(tmp_path / "s", budget, **FIXED)
+    one, other = (SweepFolder(path) for path in (swept, tmp_path / "s"))
+    budgets = [
+        [[row.id for row in plan.trials] for plan in load_plan(folder).by_budget]
+        for folder in (one, other)
+    ]
+    assert budgets[0] == budgets[1]
+    for trial in one.trials():
+        copy = other.trial(trial.id).read_result()
+        assert trial.read_result().final_valid_loss == copy.final_valid_loss
+
+
+def test_each_budget_has_its_answer_and_the_largest_counts(swept):
+    loaded = load_sweep(swept)
+    assert loaded.plan.token_budget == 8000 and len(loaded.trials) == 4
+    assert [of_budget.plan.token_budget for of_budget in loaded.by_budget] == [2000, 8000]
+    document = json.loads((swept / "answer.json").read_text())
+    assert [budget["tokens"] for budget in document["budgets"]] == [2000, 8000]
+    assert document["budgets"][1]["recommended"] == document["recommended"]
+    rows = document["budgets"][1]["batch_sizes"]
+    assert [row["worth_in_tokens"] is None for row in rows] == [False, False]
+    assert len((swept / "trials.csv").read_text().splitlines()) == 9  # of both budgets
+    assert "## Budgets" in (swept / "report.md").read_text()
+
+
+def test_a_folder_grows_by_budgets_and_repeats_nothing(swept):
+    before = {trial.id: trial.read_status().attempts for trial in SweepFolder(swept).trials()}
+    run(swept, "2k,8k", **FIXED)
+    after = {trial.id: trial.read_status().attempts for trial in SweepFolder(swept).trials()}
+    assert before == after
+    with pytest.raises(SweepError, match=r"at least 1\.5 times"):
+        run(swept, "9k", **FIXED)
+    with pytest.raises(SweepError, match="schedule"):
+        run(swept, "32k", **FIXED, schedule={"name": "constant"})
+    assert {trial.id for trial in SweepFolder(swept).trials()} == {*before}
+
+
+def test_a_larger_budget_begins_where_the_smaller_ones_predict(tmp_path):
+    path = tmp_path / "s"
+    run(path, "2k,8k", batches="auto", **TUNED)
+    small, large = load_plan(SweepFolder(path)).by_budget
+    own = small.settings.tuning.own_rate
+    predicted = large.settings.tuning.own_rate
+    assert predicted != own and predicted.lr.startswith("sqrt:")
+    sizes = large.settings.batches
+    assert len(sizes) == 5 and all(size.bit_count() == 1 for size in sizes)
+    assert small.settings.batches == load_sweep(path).smaller[0].plan.settings.batches
+    run(path, "2k,8k", batches="auto", **TUNED)  # resumes with the same batch sizes
+    assert load_plan(SweepFolder(path)).by_budget[1].settings.batches == sizes
