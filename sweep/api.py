@@ -1,13 +1,14 @@
 """Plan and run a sweep, from Python or the command line."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Unpack
 
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.execution import Services
 from sweep.errors import SweepError
-from sweep.orchestration.budgets import make_plans, with_predictions
+from sweep.orchestration.budgets import following_requests, make_plans
 from sweep.orchestration.estimates import estimate
 from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.planning import Planned, make_plan
@@ -68,8 +69,8 @@ def run_sweep(
         KeyboardInterrupt: Ctrl-C, after the running trials were saved.
     """
     request = read_request(experiment, {**settings}, out)
-    for of_budget in request.by_budget():
-        summary = _run_budget(with_predictions(of_budget), show_progress)
+    for following in chain.from_iterable(map(following_requests, request.by_budget())):
+        summary = _run_budget(following, show_progress)
         if summary.problem:
             raise SweepError(summary.problem)
         if summary.is_interrupted:

@@ -15,9 +15,11 @@ from numpy.polynomial import Polynomial
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import BatchSizeAnswer
 from sweep.analysis.law import LEAST_BUDGETS, Law, Optimum, fit_law
+from sweep.config.numbers import format_count
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Floats, PossibleCurves, possible_curves
 from sweep.decision.decision import Decision, Flags
+from sweep.plan.plan import Plan
 
 DEVIATIONS = 4.0  # width of the bounds of a regret in standard errors, about
 LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
@@ -182,6 +184,30 @@ def describe_best(best: BestBatchSize) -> str:
         return f"{best.value:.3g}"
     low, high = best.range_within_tolerance
     return f"at most {low:g}" if best.edge == "smallest" else f"at least {high:g}"
+
+
+def describe_budgets(budgets: Sequence[BudgetAnswer], law: Law | None, plan: Plan) -> list[str]:
+    """Write the range and the best batch size of each budget, and how the best one grows."""
+    lines = []
+    unit = plan.tokens_per_sequence
+    for budget in budgets:
+        low, high = budget.best.range_within_tolerance
+        text = f"{low:.3g} to {high:.3g}"
+        if unit > 1:
+            text += f" ({format_count(low * unit)} to {format_count(high * unit)} tokens)"
+        close = budget.answer.compared.write(budget.answer.tolerance)
+        lines.append(
+            f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {text} are "
+            f"within {close} of the best by the fitted curve; the best is "
+            f"{describe_best(budget.best)}."
+        )
+    if law is not None:
+        exponent = law.exponent
+        lines.append(
+            f"The best batch size grows as D^{exponent.value:.2f} (95 % interval "
+            f"{exponent.low:.2f} to {exponent.high:.2f}), D: training {plan.settings.token_unit}."
+        )
+    return lines
 
 
 def law_of(budgets: Sequence[BudgetAnswer], parameters: float | None = None) -> Law | None:

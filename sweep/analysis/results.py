@@ -10,7 +10,13 @@ from typing import Any
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
-from sweep.analysis.budgets import BudgetAnswer, best_batch_size, law_of, with_worth
+from sweep.analysis.budgets import (
+    BudgetAnswer,
+    best_batch_size,
+    describe_budgets,
+    law_of,
+    with_worth,
+)
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
 from sweep.analysis.law import Law
@@ -194,6 +200,8 @@ class Sweep(tables.SweepTables):
             lines.append(f"The sweep ended at {max(seeds)} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)
+        if self.smaller:
+            lines += describe_budgets(self.budgets, self.law, self.plan)
         return lines
 
     def _can_decide_more(self, result: PolicyResult) -> bool:

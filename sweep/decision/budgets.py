@@ -54,7 +54,9 @@ def best_batch_size(losses: Mapping[int, float]) -> float:
     """Return the lowest point of the losses over log batch sizes; at an edge, that batch size."""
     sizes = sorted(losses)
     points = batch_size_points(sizes, [losses[size] for size in sizes], seeds=1)
-    optimum = float(possible_curves(points, np.zeros(1)).optimum[0])
+    optimum = math.nan
+    if np.isfinite(points.losses).all():
+        optimum = float(possible_curves(points, np.zeros(1)).optimum[0])
     if math.isnan(optimum):
         return float(min(sizes, key=lambda size: losses[size]))
     return math.exp(optimum)

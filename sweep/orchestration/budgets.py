@@ -1,7 +1,7 @@
 """Plan the budgets of a command one after the other, each by what the smaller ones tell."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +17,27 @@ from sweep.errors import SweepError
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request
+from sweep.plan.course import tokens_per_trial
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.policies import parse_policy
 from sweep.trial.folder import SweepFolder
+
+MOST_SIZES = 9  # batch sizes of a budget, up to which more are added beyond an edge
+
+
+def following_requests(request: Request) -> Iterator[Request]:
+    """Yield the request of a budget, and again with more batch sizes while they are to follow.
+
+    With `--batches auto` they follow while the best one is at an edge of those that have ended.
+    """
+    before = None
+    following = with_predictions(request)
+    while before is None or following.experiment.batches != before:
+        yield following
+        if not request.experiment.chooses_batches:
+            return
+        before = following.experiment.batches
+        following = with_predictions(request)
 
 
 def make_plans(request: Request, is_elsewhere: bool = False) -> list[Planned]:
@@ -54,7 +72,8 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     present = stored.find_budget(experiment.budget)
     if experiment.chooses_batches:
         if present is not None:
-            sizes = present.settings.batches
+            wanted = _bracketing_sizes(present, request.folder)
+            sizes = _possible_sizes(wanted, stored, experiment)
         else:
             best = best_by_budget(stored, request.folder)
             sizes = _possible_sizes(
@@ -66,6 +85,44 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
         tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
         experiment = experiment.model_copy(update={"tuning": tuning})
     return replace(request, experiment=experiment)
+
+
+def _bracketing_sizes(plan: Plan, folder: SweepFolder) -> list[int]:
+    """Return the batch sizes of a budget, with more beyond an edge at which the best one is.
+
+    None are added while a final trial has no result, once there are many, or if the present ones
+    would need other tokens.
+    """
+    sizes = sorted({row.batch_size for row in plan.trials})
+    losses = _mean_losses(plan, folder)
+    is_whole = losses.keys() == {*sizes} and not plan.awaits_rates
+    if not is_whole or len(sizes) >= MOST_SIZES:
+        return sizes
+    best = min(sizes, key=lambda size: losses[size])
+    added: set[int] = set()
+    if best == sizes[0]:
+        added = {max(1, best // 2), max(1, best // 4)}
+    elif best == sizes[-1]:
+        added = {2 * best, 4 * best}
+    budget = plan.token_budget or 0
+    extended = {*sizes, *added}
+    extended = {size for size in extended if size * plan.tokens_per_sequence <= budget}
+    tokens, _ = tokens_per_trial(budget, extended, plan.tokens_per_sequence)
+    finals = [row for row in plan.known_trials if row.stage == "final"]
+    if any(row.tokens != tokens[row.batch_size] for row in finals):
+        return sizes  # the others would need other tokens
+    return sorted(extended)
+
+
+def _mean_losses(plan: Plan, folder: SweepFolder) -> dict[int, float]:
+    """Return the mean loss of each batch size, of those whose final trials all have a result."""
+    values: dict[int, list[float]] = {}
+    for row in plan.known_trials:
+        if row.stage == "final":
+            value = trial_value(folder, row, plan.settings.objective)
+            values.setdefault(row.batch_size, []).append(math.nan if value is None else value)
+    means = {size: float(np.mean(of_size)) for size, of_size in sorted(values.items())}
+    return {size: mean for size, mean in means.items() if not math.isnan(mean)}
 
 
 def _possible_sizes(sizes: Sequence[int], stored: Plan, experiment: Experiment) -> tuple[int, ...]:
@@ -90,14 +147,8 @@ def best_by_budget(stored: Plan, folder: SweepFolder) -> dict[int, float]:
     best = {}
     for plan in stored.by_budget:
         assert plan.token_budget is not None, "several budgets are numbers of tokens"
-        values: dict[int, list[float]] = {}
-        for row in plan.known_trials:
-            if row.stage == "final":
-                value = trial_value(folder, row, plan.settings.objective)
-                if value is not None and math.isfinite(value):
-                    values.setdefault(row.batch_size, []).append(value)
-        means = {size: float(np.mean(of_size)) for size, of_size in sorted(values.items())}
-        if means:
+        means = _mean_losses(plan, folder)
+        if any(map(math.isfinite, means.values())):
             best[plan.token_budget] = best_batch_size(means)
         else:
             sizes = plan.settings.batches

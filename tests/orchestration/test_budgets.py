@@ -76,3 +76,15 @@ def test_a_larger_budget_begins_where_the_smaller_ones_predict(tmp_path):
     assert small.settings.batches == load_sweep(path).smaller[0].plan.settings.batches
     run(path, "2k,8k", batches="auto", **TUNED)  # resumes with the same batch sizes
     assert load_plan(SweepFolder(path)).by_budget[1].settings.batches == sizes
+
+
+def test_auto_adds_batch_sizes_until_the_best_one_lies_inside_or_is_one(tmp_path):
+    path = tmp_path / "s"
+    settings = {"batches": "auto", "lr": "0.1", "seeds": 1, "show_progress": False}
+    run(path, "2k", **settings)
+    sizes = load_sweep(path).batch_sizes
+    losses = load_sweep(path).trials.set_index("batch_size")["final_valid_loss"]
+    assert {16, 64, 256} < {*sizes} and sizes[0] < 16 and len(sizes) <= 9
+    assert sizes[0] == 1 or losses.idxmin() > sizes[0] or len(sizes) == 9
+    run(path, "2k", **settings)
+    assert load_sweep(path).batch_sizes == sizes

@@ -1,5 +1,6 @@
 """Checkpoints of one process, by both of its writers, and the progress that they contain."""
 
+import gc
 import math
 
 import pytest
@@ -65,8 +66,13 @@ class Trial:
 def trial(request, tmp_path):
     if request.param == "distributed":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Trial(tmp_path / "x")
+    created = Trial(tmp_path / "x")
+    yield created
     if request.param == "distributed":
+        # Its step holds the group. The last reference to a group waits for a thread of gloo, which
+        # may wait for the interpreter.
+        del created.step
+        gc.collect()
         dist.destroy_process_group()
 
 

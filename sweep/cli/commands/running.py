@@ -59,7 +59,7 @@ def run(
         logging.getLogger("sweep").setLevel("WARNING")
     LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_results
-    from sweep.orchestration.budgets import make_plans
+    from sweep.orchestration.budgets import following_requests, make_plans
     from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import Summary, refuse_unusable_request
     from sweep.orchestration.status import sweep_status
@@ -89,9 +89,14 @@ def run(
     for planned, of_budget in zip(plans, request.by_budget(), strict=True):
         if only and not options.chosen(planned).requested:
             continue
-        first = planned if len(plans) == 1 else None
-        summary = _run_budget(of_budget, options, is_confirmed, first)
-        if summary.exit_code != 0:  # larger budgets are planned by the results of smaller ones
+        # A single budget is planned; others follow from the results of smaller ones.
+        ready = planned if len(plans) == 1 else None
+        for following in following_requests(of_budget):
+            summary = _run_budget(following, options, is_confirmed, ready)
+            ready = None
+            if summary.exit_code != 0:
+                break
+        if summary.exit_code != 0:
             break
 
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
@@ -129,7 +134,6 @@ def _run_budget(
 ) -> "Summary":
     """Run the trials of one budget, which is planned first unless its plan is given."""
     from sweep.cli.show import print_plan, total_seconds
-    from sweep.orchestration.budgets import with_predictions
     from sweep.orchestration.estimates import estimate
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.runner import finished_summary, prepare, rows_to_run
@@ -139,7 +143,7 @@ def _run_budget(
     services = request.services
     causes = options.retried_causes
     if planned is None:
-        planned = make_plan(with_predictions(request))
+        planned = make_plan(request)
     planned = options.chosen(planned)
     summary = finished_summary(planned, folder, services, causes)
     if summary is not None:
