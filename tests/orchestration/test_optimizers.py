@@ -13,6 +13,7 @@ import pytest
 
 from sweep.analysis.results import load_sweep
 from sweep.analysis.table_answer import answer
+from sweep.config.arms import Arm
 from sweep.config.load import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.looks import trials_after_look
@@ -101,7 +102,8 @@ def test_ranks_swap_where_theory_says(swapped):
 def test_each_optimizer_is_tuned_at_each_batch_size(swapped):
     rows = load_plan(swapped.folder).trials
     tuned = Counter(row.arm for row in rows if row.stage == "tune")
-    assert tuned.keys() == {*product(INVERSES, (16, 128))} and min(tuned.values()) >= 5
+    arms = {Arm(*pair) for pair in product(INVERSES, (16, 128))}
+    assert tuned.keys() == arms and min(tuned.values()) >= 5
     rates = {(row.arm, row.learning_rate) for row in rows if row.stage == "final"}
     assert len(rates) == 4
     storage = f"sqlite:///{swapped.folder.path}/optuna.db"
