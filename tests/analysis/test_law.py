@@ -107,9 +107,9 @@ def study(sigma, budgets, seeds, rng):
 @pytest.mark.parametrize("sigma", [0.003, 0.006, 0.012])
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_the_interval_of_the_exponent_covers_the_true_one(sigma, budgets, seeds):
-    rng = np.random.default_rng(budgets)
+    rng = np.random.default_rng([budgets, seeds, round(1000 * sigma)])
     covered = []
-    while len(covered) < 1000:
+    while len(covered) < 3000:
         optima = study(sigma, [1e4 * 4**k for k in range(budgets)], seeds, rng)
         if optima is not None:
             exponent = fit_law(optima).exponent
