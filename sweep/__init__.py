@@ -12,12 +12,14 @@ from sweep.script import log
 from sweep.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from sweep.analysis.recommend import recommend, suggest
     from sweep.analysis.results import load_sweep
     from sweep.analysis.table_answer import answer
     from sweep.api import plan_sweep, run_sweep
     from sweep.orchestration.memory import forecast_memory, probe_memory
     from sweep.report.charts import (
         plot_answer,
+        plot_budgets,
         plot_curves,
         plot_frontier,
         plot_loss,
@@ -37,6 +39,7 @@ __all__ = [
     "log",
     "plan_sweep",
     "plot_answer",
+    "plot_budgets",
     "plot_curves",
     "plot_frontier",
     "plot_loss",
@@ -44,7 +47,9 @@ __all__ = [
     "plot_steps",
     "plot_throughput",
     "probe_memory",
+    "recommend",
     "run_sweep",
+    "suggest",
     "write_report",
 ]
 
@@ -60,6 +65,10 @@ def __getattr__(name: str) -> Any:
         from sweep.report.report import write_report
 
         return {"answer": answer, "load_sweep": load_sweep, "write_report": write_report}[name]
+    if name in ("recommend", "suggest"):  # nor do these
+        from sweep.analysis.recommend import recommend, suggest
+
+        return recommend if name == "recommend" else suggest
     if name.startswith("plot_") and name in __all__:
         from sweep.report import charts
 

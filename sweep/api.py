@@ -8,10 +8,10 @@ from typing import Unpack
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.execution import Services
 from sweep.errors import SweepError
-from sweep.orchestration.budgets import following_requests, make_plans
+from sweep.orchestration.budgets import estimate_plans, following_requests, make_plans
 from sweep.orchestration.estimates import estimate
 from sweep.orchestration.executors.build import AllOverrides
-from sweep.orchestration.planning import Planned, make_plan
+from sweep.orchestration.planning import Planned, make_plan, whole_plan
 from sweep.orchestration.progress import Progress
 from sweep.orchestration.request import Request, read_request
 from sweep.orchestration.runner import (
@@ -21,7 +21,7 @@ from sweep.orchestration.runner import (
     refuse_unusable_request,
     run_plan,
 )
-from sweep.orchestration.timing import fix_tokens, fix_tokens_by_file
+from sweep.orchestration.timing import fix_tokens
 from sweep.plan.plan import Plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -39,14 +39,7 @@ def plan_sweep(
     With a budget of time and no `timing`, the tokens and steps of trials are 0: not known yet.
     """
     request = read_request(experiment, {**settings}, out)
-    plan = None
-    for planned in make_plans(request):
-        planned = fix_tokens_by_file(planned, request.services)
-        planned = replace(planned, plan=estimate(planned.plan, request.folder))
-        rows = planned.command_rows()
-        plan = rows if plan is None else plan.with_budget(rows)
-    assert plan is not None
-    return plan
+    return whole_plan(estimate_plans(make_plans(request), request))
 
 
 def run_sweep(

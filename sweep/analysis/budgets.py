@@ -14,14 +14,13 @@ from numpy.polynomial import Polynomial
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import BatchSizeAnswer
-from sweep.analysis.law import LEAST_BUDGETS, Law, Optimum, fit_law
+from sweep.analysis.law import DEVIATIONS, LEAST_BUDGETS, Law, Optimum, fit_law
 from sweep.config.numbers import format_count
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Floats, PossibleCurves, possible_curves
 from sweep.decision.decision import Decision, Flags
 from sweep.plan.plan import Plan
 
-DEVIATIONS = 4.0  # width of the bounds of a regret in standard errors, about
 LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
 
 
@@ -35,17 +34,37 @@ class BestBatchSize:
     # batch sizes whose estimated loss is within the tolerance of the least, inside those tried
     range_within_tolerance: tuple[float, float]
     is_range_open: tuple[bool, bool]  # whether it ends with the batch sizes that were tried
-    # of the loss over log batch sizes below the best one, and that above it; NaN at an edge
+    # curvatures of the loss over log batch sizes, below and above the best one; NaN at an edge
     curvatures: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class BudgetAnswer:
-    tokens: int  # of the trainings
+    """The answer of one budget, with its best batch size."""
+
+    tokens: int  # the budget
     best: BestBatchSize
     loss: float  # the least over batch sizes, estimated at the best rates; less is better
     loss_error: float  # half the width of its 95 % interval, about
     answer: Answer
+
+    def optimum(self, unit: int = 1, parameters: float | None = None) -> Optimum | None:
+        """Return the best batch size as a point of a law; None at an edge, or if it is not bounded.
+
+        Args:
+            unit: tokens per sequence, for a law in tokens.
+            parameters: the model size, if it is known.
+        """
+        low, high = self.best.interval
+        if self.best.value is None or low is None or high is None:
+            return None
+        return Optimum(
+            tokens=self.tokens,
+            batch_size=self.best.value * unit,
+            low=low * unit,
+            high=high * unit,
+            parameters=parameters,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys of an answer, with those of the budget first."""
@@ -59,7 +78,19 @@ class BudgetAnswer:
         return {"tokens": self.tokens, "best": best, **self.answer.as_json()}
 
 
-def best_batch_size(
+def answer_document(
+    answer: Answer | None, budgets: Sequence[BudgetAnswer] = ()
+) -> dict[str, Any] | None:
+    """Return the document of answer.json; with several budgets it has the answers of all."""
+    if answer is None:
+        return None
+    document = answer.as_json()
+    if budgets:
+        document["budgets"] = [budget.as_json() for budget in budgets]
+    return document
+
+
+def find_best_batch_size(
     sizes: Sequence[int], decision: Decision, seeds: Sequence[int], margin: float
 ) -> tuple[BestBatchSize, float, float]:
     """Return the best batch size of one budget, the least loss, and that loss's error.
@@ -104,14 +135,16 @@ def best_batch_size(
 
 
 def _variance(decision: Decision, is_compared: Floats, seeds: int) -> float:
-    """Return the variance of a loss at its best rate over seeds, with the error of that rate."""
+    """Return the variance of a loss at its best rate over seeds, with the error of that rate.
+
+    It is infinite if there is one seed, or if the regret of some batch size is not bounded.
+    """
     variances = decision.variance[is_compared]
     known = variances[np.isfinite(variances)]  # none with one seed
     variance = float(known.mean()) if len(known) else math.inf
     if decision.rates is not None:
         spread = (decision.rates.regret_high - decision.rates.regret_low)[is_compared]
-        of_rates = np.square(np.where(np.isfinite(spread), spread, 0.0) / DEVIATIONS)
-        variance += seeds * float(of_rates.mean())
+        variance += seeds * float(np.square(spread / DEVIATIONS).mean())
     return variance
 
 
@@ -179,11 +212,13 @@ def _best_at_edge(
 
 
 def describe_best(best: BestBatchSize) -> str:
-    """Write the best batch size, or the bound that it is."""
+    """Write the best batch size; at an edge, that it is the smallest or the largest tried."""
     if best.value is not None:
         return f"{best.value:.3g}"
     low, high = best.range_within_tolerance
-    return f"at most {low:g}" if best.edge == "smallest" else f"at least {high:g}"
+    if best.edge == "smallest":
+        return f"{low:g}, the smallest tried"
+    return f"{high:g}, the largest tried"
 
 
 def describe_budgets(budgets: Sequence[BudgetAnswer], law: Law | None, plan: Plan) -> list[str]:
@@ -210,20 +245,11 @@ def describe_budgets(budgets: Sequence[BudgetAnswer], law: Law | None, plan: Pla
     return lines
 
 
-def law_of(budgets: Sequence[BudgetAnswer], parameters: float | None = None) -> Law | None:
+def law_of(budgets: Sequence[BudgetAnswer]) -> Law | None:
     """Fit the law of the best batch size; None with fewer than three that are inside."""
-    optima = optima_of(budgets, parameters)
-    return fit_law(optima) if len(optima) >= LEAST_BUDGETS else None
-
-
-def optima_of(budgets: Sequence[BudgetAnswer], parameters: float | None) -> list[Optimum]:
-    """Return the best batch sizes that lie inside those tried, with bounded intervals."""
-    optima = []
-    for budget in budgets:
-        low, high = budget.best.interval
-        if budget.best.value is not None and low is not None and high is not None:
-            optima.append(Optimum(budget.tokens, budget.best.value, low, high, parameters))
-    return optima
+    optima = [budget.optimum() for budget in budgets]
+    inside = [optimum for optimum in optima if optimum is not None]
+    return fit_law(inside) if len(inside) >= LEAST_BUDGETS else None
 
 
 def with_worth(budgets: Sequence[BudgetAnswer], index: int) -> Answer:
@@ -257,15 +283,19 @@ def _worth(
     A chord lies above the convex curve of the losses, so two budgets give no largest share.
     """
     low, high = row.gap_to_best
+    is_known = low is not None or high is not None
+    if not is_known or not np.isfinite(errors).all():
+        return None
     higher = losses + errors
     higher[index] = losses[index]
     lower = losses - errors
     lower[index] = losses[index]
-    if low is None and high is None:
-        return None
-    least = 0.0
+
+    least: float | None = None
     if low is not None and low > 0:
-        least = _saved(low, log_tokens, higher, index, is_least=True) or 0.0
+        least = _saved(low, log_tokens, higher, index, is_least=True)
+    if least is None:
+        least = 0.0
     largest = None
     if high is not None and index > 1:
         largest = _saved(max(high, 0.0), log_tokens, lower, index, is_least=False)

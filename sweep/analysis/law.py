@@ -22,7 +22,8 @@ from sweep.decision.decision import ALPHA
 LEAST_BUDGETS = 3  # two parameters and a residual
 LEAST_MODELS = 3
 DEVIATIONS = 4.0  # width of a 95 % interval in standard errors
-LEAST_ERROR = 1e-6  # of a logarithm
+LEAST_ERROR = 1e-6  # least standard error of a log batch size
+MOST_EPOCHS = 4.0  # above which repeated data change the best batch size
 LARGEST_SPREAD = 10.0  # τ that is tried, in natural logarithms
 
 
@@ -30,11 +31,11 @@ LARGEST_SPREAD = 10.0  # τ that is tried, in natural logarithms
 class Optimum:
     """The best batch size of one budget of one model, inside the batch sizes that were tried."""
 
-    tokens: float  # of the training
+    tokens: float  # training tokens
     batch_size: float  # in sequences, or in tokens
     low: float  # its 95 % interval
     high: float
-    parameters: float | None = None  # of the model; None: not known
+    parameters: float | None = None  # model size; None: not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class Law:
     coefficients: Floats  # c, β and, with a term in N, γ
     covariance: Floats
     spread: float  # τ, a standard deviation of ln B*
-    degrees: int  # of freedom
+    degrees: int  # degrees of freedom
     has_parameters: bool  # whether there is a term in N
     log_tokens: float  # mean ln D, from which D is measured
     log_parameters: float  # mean ln N, or 0

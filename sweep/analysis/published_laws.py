@@ -29,7 +29,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Range:
-    """What a law was fitted to."""
+    """A range of trainings that a law was fitted to."""
 
     quantity: str  # a property of Scale
     low: float
@@ -97,7 +97,7 @@ LAWS = (
 
 @dataclass(frozen=True)
 class Published:
-    """What a law says about one training."""
+    """The numbers of a law at one training."""
 
     name: str
     source: str
@@ -109,7 +109,7 @@ class Published:
 
 
 def published_at(scale: Scale) -> list[Published]:
-    """Return what each law says; without a number if the training is outside of its range."""
+    """Apply each law to a training; there are no numbers outside of a law's range."""
     rows = []
     for law in LAWS:
         is_inside = law.contains(scale)

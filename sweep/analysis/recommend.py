@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from sweep.analysis.answer_data import join
 from sweep.analysis.budgets import BudgetAnswer
-from sweep.analysis.law import LEAST_BUDGETS, LEAST_MODELS, Law, Optimum, fit_law
+from sweep.analysis.law import (
+    LEAST_BUDGETS,
+    LEAST_MODELS,
+    MOST_EPOCHS,
+    Law,
+    Optimum,
+    fit_law,
+)
 from sweep.analysis.published_laws import Published, Scale, published_at
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.tables import Estimate
@@ -20,15 +28,15 @@ from sweep.decision.proposal import command_with
 from sweep.errors import SweepError
 from sweep.plan.policies import parse_policy
 
-MOST_EPOCHS = 4.0  # above which repeated data change the best batch size
 PROVISIONAL_FACTOR = 10.0  # beyond the largest budget or model
 LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
 WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
 SAME_SIZE = 1.02  # ratio of model sizes that count as equal
-LARGEST_CORRELATION = 0.98  # of log tokens and log model sizes
-NEXT_FACTOR = 4  # of the next budget over the largest
-NO_REGRET = {"this": None, "kept": None, "published": None}
-NOT_KNOWN = {"value": None, "interval": None, "range_within_tolerance": None}
+LARGEST_CORRELATION = 0.98  # between log tokens and log model sizes, for a law with both
+NEXT_FACTOR = 4  # ratio of the next budget to the largest
+NO_REGRET: dict[str, float | None] = {"this": None, "kept": None, "published": None}
+NO_RATE: dict[str, Any] = {"value": None, "interval": None}
+NOT_KNOWN: dict[str, Any] = {**NO_RATE, "range_within_tolerance": None}
 
 
 @dataclass(frozen=True)
@@ -37,11 +45,16 @@ class Measured:
 
     sweep: Sweep
     budget: BudgetAnswer
-    parameters: float | None  # of the model, without embeddings; None: not known
+    parameters: float | None  # model size without embeddings; None: not known
 
     @property
     def tokens_per_sequence(self) -> int:
         return self.sweep.plan.tokens_per_sequence
+
+    @property
+    def optimum(self) -> Optimum | None:
+        """The point of a law in tokens; None at an edge, or if it is not bounded."""
+        return self.budget.optimum(self.tokens_per_sequence, self.parameters)
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Recommendation:
     provisional: bool
     reasons: list[str]  # why it is provisional, or why there is no number, sentences
     published: list[Published]
-    settle: str | None  # the command of the budget that would narrow it most
+    settle: str | None  # the command of the next budget towards the training
     settle_seconds: float | None
 
     def as_json(self) -> dict[str, Any]:
@@ -97,15 +110,20 @@ def recommend(
     if size is not None and is_language_model:
         published = published_at(Scale(size, tokens))
 
-    law = _fit(own, reasons) if own else None
-    batch_size: dict[str, Any] = dict(NOT_KNOWN)
-    rate: dict[str, Any] = {"value": None, "interval": None}
+    law = None
+    if own:
+        law, problems = _fit(own)
+        reasons += problems
+    batch_size = NOT_KNOWN
+    rate = NO_RATE
     decay = None
     beta2 = None
     if own and not is_capped:
-        batch_size = _batch_size(own, law, tokens, size, reasons)
+        batch_size, problems = _batch_size(own, law, tokens, size)
+        reasons += problems
     if batch_size["value"] is not None:
-        rate = _learning_rate(own, tokens, batch_size["value"], reasons)
+        rate, problems = _learning_rate(own, tokens, batch_size["value"])
+        reasons += problems
         decay, beta2 = _rules_of_policy(largest, batch_size["value"])
     if PROVISIONAL_FACTOR < beyond <= LARGEST_FACTOR:
         reasons.append(
@@ -114,6 +132,8 @@ def recommend(
         )
     if any(each.budget.answer.provisional for each in own):
         reasons.append("The answer at some budget is provisional.")
+    if _has_unknown_epochs(own):
+        reasons.append("How often the data are repeated is not known at some budget.")
     settle, seconds = _next_budget(largest, tokens)
     return Recommendation(
         tokens=tokens,
@@ -169,7 +189,8 @@ def _measure(sweeps: Sequence[Sweep]) -> list[Measured]:
         model = sweep.plan.model
         parameters = None
         if model.parameters:
-            parameters = float(model.parameters - (model.embedding_parameters or 0))
+            embeddings = model.embedding_parameters if model.embedding_parameters else 0
+            parameters = float(model.parameters - embeddings)
         measured += [Measured(sweep, budget, parameters) for budget in sweep.budgets]
     return sorted(measured, key=lambda each: each.budget.tokens)
 
@@ -201,6 +222,15 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
                 )
 
 
+def _has_unknown_epochs(measured: Sequence[Measured]) -> bool:
+    """Return True if a budget reads data, and how often is not known."""
+    for each in measured:
+        for of_budget in each.sweep.by_budget:
+            if of_budget.plan.data is not None and of_budget.plan.epochs is None:
+                return True
+    return False
+
+
 def _optimizer(each: Measured) -> dict[str, Any]:
     return each.sweep.plan.settings.optimizer.model_dump(mode="json")
 
@@ -225,7 +255,7 @@ def _of_model(
         )
     if params is None:
         return [*measured], []
-    inside = [each for each in measured if _optimum(each) is not None]
+    inside = [each for each in measured if each.optimum is not None]
     if len(_model_sizes(inside)) >= LEAST_MODELS:
         return [*measured], []
     own = [
@@ -235,7 +265,9 @@ def _of_model(
     ]
     if own:
         return own, []
-    known = " and ".join(format_count(size) for size in sizes) or "models of unknown size"
+    known = "models of unknown size"
+    if sizes:
+        known = join(map(format_count, sizes))
     return [], [
         f"Not measured: a model of {format_count(params)} parameters. These sweeps have {known}; "
         f"a law over sizes needs at least {LEAST_MODELS} whose best batch sizes lie inside those "
@@ -252,43 +284,26 @@ def _model_sizes(measured: Sequence[Measured]) -> list[float]:
     return sizes
 
 
-def _optimum(each: Measured) -> Optimum | None:
-    """Return the best batch size in tokens; None at an edge, or without a bounded interval."""
-    best = each.budget.best
-    low, high = best.interval
-    if best.value is None or low is None or high is None:
-        return None
-    unit = each.tokens_per_sequence
-    return Optimum(
-        tokens=each.budget.tokens,
-        batch_size=best.value * unit,
-        low=low * unit,
-        high=high * unit,
-        parameters=each.parameters,
-    )
-
-
-def _fit(own: Sequence[Measured], reasons: list[str]) -> Law | None:
-    """Fit the law, or append why there is none."""
-    optima = [optimum for optimum in map(_optimum, own) if optimum is not None]
+def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
+    """Fit the law; return it with what weakens it, or with why there is none."""
+    optima = [each.optimum for each in own if each.optimum is not None]
     is_of_sizes = len(_model_sizes(own)) > 1
     least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
     if len(optima) < least:
-        reasons.append(
+        return None, [
             f"A law needs at least {least} budgets whose best batch size lies inside those tried; "
             f"there are {len(optima)}."
-        )
-        return None
-    left_out = len(own) - len(optima)
-    if left_out:
-        reasons.append(
-            f"{left_out} of {len(own)} budgets are left out of the law: their best batch size is "
-            "at an edge of those tried, or has no interval."
-        )
+        ]
     if is_of_sizes and _vary_together(optima):
-        reasons.append("Budgets and model sizes vary together, so that no law tells them apart.")
-        return None
-    return fit_law(optima)
+        return None, ["Budgets and model sizes vary together, so that no law tells them apart."]
+
+    others = len(own) - len(optima)
+    if not others:
+        return fit_law(optima), []
+    return fit_law(optima), [
+        f"The law leaves out {others} of {len(own)} budgets: their best batch size is at an edge "
+        "of those tried, or has no interval."
+    ]
 
 
 def _vary_together(optima: Sequence[Optimum]) -> bool:
@@ -301,25 +316,24 @@ def _vary_together(optima: Sequence[Optimum]) -> bool:
 
 
 def _batch_size(
-    own: Sequence[Measured],
-    law: Law | None,
-    tokens: int,
-    size: float | None,
-    reasons: list[str],
-) -> dict[str, Any]:
-    """Return the best batch size, its interval and the range within the tolerance, in tokens."""
-    nothing: dict[str, Any] = dict(NOT_KNOWN)
+    own: Sequence[Measured], law: Law | None, tokens: int, size: float | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the best batch size, its interval and the range within the tolerance, in tokens.
+
+    The reasons say what is not known.
+    """
     if law is None:
-        return nothing | {"range_within_tolerance": _range_without_law(own, tokens)}
+        return {**NOT_KNOWN, "range_within_tolerance": _range_without_law(own, tokens)}, []
     exponent = law.exponent
     if exponent.high - exponent.low > WIDEST_EXPONENT:
-        reasons.append(
+        return NOT_KNOWN, [
             f"The exponent is not known well enough: {exponent.low:.2f} to {exponent.high:.2f}."
-        )
-        return nothing
+        ]
+
     best = law.at(tokens, size)
     unit = own[0].tokens_per_sequence
     largest = max(own, key=lambda each: each.budget.tokens).budget.best
+    reasons = []
     within = None
     if largest.value is None:
         reasons.append("The range is not known, because the largest budget has none.")
@@ -330,11 +344,12 @@ def _batch_size(
             reasons.append(
                 "The range may be wider: at the largest budget it ends with the batch sizes tried."
             )
-    return {
+    batch_size = {
         "value": max(unit, best.value),
         "interval": (max(unit, best.low), max(unit, best.high)),
         "range_within_tolerance": within,
     }
+    return batch_size, reasons
 
 
 def _range_without_law(own: Sequence[Measured], tokens: int) -> tuple[float, float] | None:
@@ -360,13 +375,14 @@ def _range_without_law(own: Sequence[Measured], tokens: int) -> tuple[float, flo
 
 
 def _learning_rate(
-    own: Sequence[Measured], tokens: int, batch_size: float, reasons: list[str]
-) -> dict[str, Any]:
-    """Return the best rate at a batch size in tokens, by a plane through the best log rates."""
-    nothing: dict[str, Any] = {"value": None, "interval": None}
+    own: Sequence[Measured], tokens: int, batch_size: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the best rate at a batch size in tokens, by a plane through the best log rates.
+
+    The reasons say why it is not known.
+    """
     if len(_model_sizes(own)) > 1:
-        reasons.append("The rate is not known, because the sweeps have several model sizes.")
-        return nothing
+        return NO_RATE, ["The rate is not known, because the sweeps have several model sizes."]
     rows = []
     values = []
     for each in own:
@@ -378,18 +394,15 @@ def _learning_rate(
     design = np.array(rows)
     degrees = len(rows) - 3
     if degrees < 1 or np.linalg.matrix_rank(design) < 3:
-        reasons.append("The rate is not known: too few batch sizes and budgets have tuned rates.")
-        return nothing
+        return NO_RATE, ["The rate is not known: too few batch sizes and budgets have tuned rates."]
     coefficients, squares, _, _ = np.linalg.lstsq(design, np.array(values), rcond=None)
     point = np.array([1.0, math.log(tokens), math.log(batch_size)])
     variance = float(squares[0]) / degrees
     spread = variance * (1 + point @ np.linalg.inv(design.T @ design) @ point)
     half = float(stdtrit(degrees, 1 - ALPHA / 2)) * math.sqrt(spread)
     log_rate = float(point @ coefficients)
-    return {
-        "value": math.exp(log_rate),
-        "interval": (math.exp(log_rate - half), math.exp(log_rate + half)),
-    }
+    ends = math.exp(log_rate - half), math.exp(log_rate + half)
+    return {"value": math.exp(log_rate), "interval": ends}, []
 
 
 def _rules_of_policy(each: Measured, batch_size: float) -> tuple[float, float]:
@@ -411,14 +424,15 @@ def _regret(
     tokens, between the budgets on both sides.
     """
     if len(_model_sizes(own)) > 1:
-        return dict(NO_REGRET)
+        return NO_REGRET
     below = [each for each in own if each.budget.tokens <= tokens]
     above = [each for each in own if each.budget.tokens >= tokens]
     if value is None or not below or not above:
-        return dict(NO_REGRET)
+        return NO_REGRET
     ends = [below[-1], above[0]]
-    if any(each.budget.best.value is None for each in ends):
-        return dict(NO_REGRET)
+    best_sizes = [each.budget.best.value for each in ends if each.budget.best.value is not None]
+    if len(best_sizes) < len(ends):
+        return NO_REGRET
     log_tokens = [math.log(each.budget.tokens) for each in ends]
     share = 0.0
     if log_tokens[1] > log_tokens[0]:
@@ -428,7 +442,7 @@ def _regret(
         return (1 - share) * values[0] + share * values[1]
 
     unit = own[0].tokens_per_sequence
-    log_best = between([math.log((each.budget.best.value or 1.0) * unit) for each in ends])
+    log_best = between([math.log(size * unit) for size in best_sizes])
     curvature_below = between([each.budget.best.curvatures[0] for each in ends])
     curvature_above = between([each.budget.best.curvatures[1] for each in ends])
 
@@ -502,11 +516,11 @@ def suggest(params: float, tokens: int) -> Recommendation:
         tokens=tokens,
         params=params,
         law={"exponent": None, "interval": None, "points": []},
-        batch_size_tokens=dict(NOT_KNOWN),
-        learning_rate={"value": None, "interval": None},
+        batch_size_tokens=NOT_KNOWN,
+        learning_rate=NO_RATE,
         weight_decay=None,
         adam_beta2=None,
-        regret=dict(NO_REGRET),
+        regret=NO_REGRET,
         cap=None,
         measured_up_to=None,
         factor_beyond=None,

@@ -12,14 +12,15 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.budgets import (
     BudgetAnswer,
-    best_batch_size,
+    answer_document,
     describe_budgets,
+    find_best_batch_size,
     law_of,
     with_worth,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading
-from sweep.analysis.law import Law
+from sweep.analysis.law import MOST_EPOCHS, Law
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
@@ -136,14 +137,8 @@ class Sweep(tables.SweepTables):
         return None
 
     def answer_document(self) -> dict[str, Any] | None:
-        """Return the document of answer.json; with several budgets it has the answers of all."""
-        answer = self.answer()
-        if answer is None:
-            return None
-        document = answer.as_json()
-        if self.smaller:
-            document["budgets"] = [budget.as_json() for budget in self.budgets]
-        return document
+        """Return the document of answer.json."""
+        return answer_document(self.answer(), self.budgets if self.smaller else ())
 
     @cached_property
     def budgets(self) -> tuple[BudgetAnswer, ...]:
@@ -174,7 +169,14 @@ class Sweep(tables.SweepTables):
 
     @cached_property
     def law(self) -> Law | None:
-        """The law of the best batch size in sequences; None with fewer than three inside points."""
+        """The law of the best batch size in sequences.
+
+        None with fewer than three budgets whose best batch size lies inside those tried, or if the
+        data are repeated too often.
+        """
+        epochs = [of_budget.plan.epochs for of_budget in self.by_budget]
+        if any(count is not None and count > MOST_EPOCHS for count in epochs):
+            return None
         return law_of(self.budgets)
 
     def sentences(self) -> list[str]:
@@ -182,7 +184,7 @@ class Sweep(tables.SweepTables):
         result = self.leading
         if result is None or result.answer is None:
             lines = [describe_without_answer(self)]
-            answer = self.answer()  # of a smaller budget
+            answer = self.answer()  # that of a smaller budget
             if answer is not None:
                 lines += describe(answer)
             return lines
@@ -227,7 +229,7 @@ class Sweep(tables.SweepTables):
 def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
     assert result.answer is not None and result.decision is not None
     rows = result.answer.batch_sizes
-    best, loss, error = best_batch_size(
+    best, loss, error = find_best_batch_size(
         sizes=[row.batch_size for row in rows],
         decision=result.decision,
         seeds=[row.seeds for row in rows],

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,7 @@ from sweep.analysis import tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
+from sweep.analysis.budgets import BudgetAnswer, answer_document
 from sweep.analysis.cells import LOSSES, short_text
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
@@ -176,6 +177,11 @@ class TableAnswer(NamedTuple):
     answer: Answer | None
     sentences: list[str]
     notes: list[str]  # what was read of a table
+    budgets: tuple[BudgetAnswer, ...] = ()  # those of a sweep with several
+
+    def document(self) -> dict[str, Any] | None:
+        """Return the document that `sweep answer --json` prints."""
+        return answer_document(self.answer, self.budgets)
 
 
 def answer_of(
@@ -194,7 +200,8 @@ def answer_of(
     else:
         sweep = load_sweep(path, None if pursues == "auto" else pursues, price, question)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
-            return TableAnswer(sweep.answer(), sweep.sentences(), [])
+            budgets = sweep.budgets if sweep.smaller else ()
+            return TableAnswer(sweep.answer(), sweep.sentences(), [], budgets)
         table = read_one_table(sweep.trials, metric)
         own = sweep.plan.settings.answer  # with the flags; its tolerance is of its own metric
         settings = own.model_copy(update={"tolerance": settings.tolerance})

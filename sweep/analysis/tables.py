@@ -96,7 +96,7 @@ class SweepTables:
     checked: dict[str, Any]  # check.json, if it is of the plan's code
     lacks_curves: bool  # a published folder without curves.csv
     timing: Timing | None  # timing.json, if it has rounds
-    smaller: "tuple[SweepTables, ...]" = ()  # of smaller budgets, ascending
+    smaller: "tuple[SweepTables, ...]" = ()  # those of smaller budgets, ascending
 
     @property
     def by_budget(self) -> "tuple[SweepTables, ...]":

@@ -20,7 +20,7 @@ from sweep.decision.next import most_trials
 from sweep.decision.proposal import common_tokens, propose_answer
 from sweep.decision.times import TimeEstimate, estimate_time, ratio_of_rounds
 from sweep.errors import SweepError, printable
-from sweep.orchestration.planning import Planned
+from sweep.orchestration.planning import Planned, whole_plan
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
 from sweep.plan.needs import settings_without_effect
@@ -81,9 +81,7 @@ def print_plans(
             print_plan(planned, folder, retried_causes, cost=cost, is_verbose=is_verbose)
         return
 
-    whole = plans[0].command_rows()
-    for planned in plans[1:]:
-        whole = whole.with_budget(planned.command_rows())
+    whole = whole_plan(plans)
     for line in _data_lines(whole, folder):
         say(line, to_stderr=True)
     to_run = rows_to_run(whole, folder, retried_causes)
@@ -552,7 +550,7 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
     sweep = load_sweep(folder.path)
     answer = sweep.answer()
     if as_json:
-        print_document(document | {"answer": None if answer is None else answer.as_json()})
+        print_document(document | {"answer": sweep.answer_document()})
         return
 
     _print_failures(document)

@@ -11,7 +11,7 @@ from sweep.errors import SweepError
 
 MOST_BATCHES = 64  # in one experiment
 MOST_BUDGETS = 16  # in one sweep
-LEAST_BUDGET_RATIO = 1.5  # of a budget over the one before
+LEAST_BUDGET_RATIO = 1.5  # least ratio of a budget to the one before
 MOST_SECONDS = 30 * 86400  # largest budget of time
 EXAMPLES = {
     "the budget": "327.68M or 10min",

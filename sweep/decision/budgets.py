@@ -9,14 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sweep.decision.curves import Floats, Points, possible_curves
+from sweep.decision.curves import Points, possible_curves
+from sweep.decision.prediction import extrapolate
 
 SIZES = 5  # batch sizes of a budget, if they are not given
-RATE_DEVIATION = 0.25  # standard deviation of the slope of log rates over log tokens, about 0
-SIZE_SLOPE = 0.5  # usual growth of the best batch size: published exponents are 0.38 to 0.57
-SIZE_DEVIATION = 0.25
-SLOPE_DEVIATION = 0.25  # of log rates over log batch sizes, about that of the rule
-SCATTER = 0.2  # standard deviation of best log rates, and of best log batch sizes, about their line
+USUAL_GROWTH = 0.5  # exponent of the best batch size: published ones are 0.38 to 0.57
 
 
 class TunedArm(NamedTuple):
@@ -45,12 +42,11 @@ def predict_rate(
     residuals = np.log([arm.rate for arm in tuned]) - of_rule
     columns = np.log([[arm.tokens, arm.batch_size] for arm in tuned])
     point = np.log([tokens, batch_size])
-    deviations = np.array([RATE_DEVIATION, SLOPE_DEVIATION])
-    offset = _extrapolate(columns, residuals, point, deviations)
+    offset = extrapolate(columns, residuals, point)
     return float(f"{rule(batch_size) * math.exp(offset):.3g}")
 
 
-def best_batch_size(losses: Mapping[int, float]) -> float:
+def estimate_best_batch_size(losses: Mapping[int, float]) -> float:
     """Return the lowest point of the losses over log batch sizes; at an edge, that batch size."""
     sizes = sorted(losses)
     points = batch_size_points(sizes, [losses[size] for size in sizes], seeds=1)
@@ -88,25 +84,9 @@ def predict_batch_sizes(best: Mapping[int, float], tokens: int) -> tuple[int, ..
         tokens: the further budget.
     """
     columns = np.log([[budget] for budget in best])
-    residuals = np.log([*best.values()]) - SIZE_SLOPE * columns[:, 0]
+    residuals = np.log([*best.values()]) - USUAL_GROWTH * columns[:, 0]
     point = np.log([tokens])
-    offset = _extrapolate(columns, residuals, point, np.array([SIZE_DEVIATION]))
-    log_size = SIZE_SLOPE * math.log(tokens) + offset
+    offset = extrapolate(columns, residuals, point)
+    log_size = USUAL_GROWTH * math.log(tokens) + offset
     first = max(0, round(log_size / math.log(2)) - SIZES // 2)
     return tuple(2**exponent for exponent in range(first, first + SIZES))
-
-
-def _extrapolate(columns: Floats, values: Floats, point: Floats, deviations: Floats) -> float:
-    """Return a value on a plane whose slopes have normal priors around 0.
-
-    Args:
-        columns: (points, slopes).
-        values: those of the points.
-        point: where the plane is evaluated, (slopes,).
-        deviations: standard deviations of the slopes, (slopes,).
-    """
-    means = columns.mean(0)
-    distance = columns - means
-    precision = np.diag(np.square(SCATTER / deviations))
-    slopes = np.linalg.solve(distance.T @ distance + precision, distance.T @ values)
-    return float(values.mean() + (point - means) @ slopes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sweep.config.arms import Arm
+from sweep.decision.prediction import extrapolate
 from sweep.decision.rates import RatePoints, best_curve, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan
 from sweep.plan.policies import Policy
@@ -19,8 +20,6 @@ from sweep.plan.rate_search import FINEST, GRID, PREDICTED, RateTrial, is_in, ne
 
 Values = Mapping[float, float]  # compared value of each rate tried; NaN without one
 
-SCATTER = 0.2  # standard deviation of best log rates about their line
-SLOPE_DEVIATION = 0.25  # standard deviation of their slope about that of the rule
 FLAT = 1.0  # tolerances by which a curve rises over a factor of √2, below which it is flat
 STEEP = 5.0  # tolerances by which the rates next to the best are worse, above which it is steep
 SPACING_OF_FLAT = 2.0  # ratio of neighbouring rates
@@ -145,21 +144,17 @@ def _predict(
 ) -> float:
     """Return the rate at a batch size on a line through best log rates, with three digits.
 
-    Its slope is least squares with a normal prior around that of the rule: a few batch sizes, or
-    some that lie close together, hardly tell it.
+    Its slope is least squares with a normal prior around that of the rule.
     """
     sizes = [*best_rates, batch_size]
     log_rule = np.log([rule(size) for size in sizes])
     slope_of_rule = np.polynomial.Polynomial.fit(np.log(sizes), log_rule, 1).convert().coef[1]
 
     log_sizes = np.log([*best_rates])
-    log_rates = np.array([*best_rates.values()])
-    distance = log_sizes - log_sizes.mean()
-    weight_of_rule = (SCATTER / SLOPE_DEVIATION) ** 2
-    slope = (distance @ log_rates + weight_of_rule * slope_of_rule) / (
-        distance @ distance + weight_of_rule
-    )
-    log_rate = log_rates.mean() + slope * (math.log(batch_size) - log_sizes.mean())
+    without_slope = np.array([*best_rates.values()]) - slope_of_rule * log_sizes
+    point = np.log([batch_size])
+    offset = extrapolate(log_sizes[:, None], without_slope, point)
+    log_rate = offset + slope_of_rule * math.log(batch_size)
     return float(f"{math.exp(log_rate):.3g}")
 
 

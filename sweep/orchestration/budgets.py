@@ -9,14 +9,16 @@ import numpy as np
 from sweep.config.experiment import Experiment, OwnRate
 from sweep.decision.budgets import (
     TunedArm,
-    best_batch_size,
+    estimate_best_batch_size,
     predict_batch_sizes,
     predict_rate,
 )
 from sweep.errors import SweepError
+from sweep.orchestration.estimates import estimate
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request
+from sweep.orchestration.timing import fix_tokens_by_file
 from sweep.plan.course import tokens_per_trial
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.policies import parse_policy
@@ -52,6 +54,15 @@ def make_plans(request: Request, is_elsewhere: bool = False) -> list[Planned]:
     return plans
 
 
+def estimate_plans(plans: Sequence[Planned], request: Request) -> list[Planned]:
+    """Return the plans of budgets with their tokens, as far as they are known, and estimates."""
+    estimated = []
+    for planned in plans:
+        planned = fix_tokens_by_file(planned, request.services)
+        estimated.append(replace(planned, plan=estimate(planned.plan, request.folder)))
+    return estimated
+
+
 def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     """Return the request of a budget, whose first search begins where other budgets predict it.
 
@@ -64,7 +75,8 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     if stored is None:
         stored = load_plan(request.folder)
     experiment = request.experiment
-    if stored is None or experiment.token_budget is None or experiment.target is not None:
+    tokens = experiment.token_budget
+    if stored is None or tokens is None or experiment.target is not None:
         return request
     is_of_tokens = all(plan.token_budget is not None for plan in stored.by_budget)
     if not is_of_tokens or stored.settings.target is not None:
@@ -73,12 +85,11 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     if experiment.chooses_batches:
         if present is not None:
             wanted = _bracketing_sizes(present, request.folder)
-            sizes = _possible_sizes(wanted, stored, experiment)
+            sizes = _possible_sizes(wanted, stored, experiment, tokens)
         else:
-            best = best_by_budget(stored, request.folder)
-            sizes = _possible_sizes(
-                predict_batch_sizes(best, experiment.token_budget), stored, experiment
-            )
+            best = _best_by_budget(stored, request.folder)
+            wanted = [*predict_batch_sizes(best, tokens)]
+            sizes = _possible_sizes(wanted, stored, experiment, tokens)
         experiment = experiment.model_copy(update={"batches": sizes})
     predicted = None if present is not None else _predicted_rate(stored, experiment)
     if predicted is not None:
@@ -104,7 +115,7 @@ def _bracketing_sizes(plan: Plan, folder: SweepFolder) -> list[int]:
         added = {max(1, best // 2), max(1, best // 4)}
     elif best == sizes[-1]:
         added = {2 * best, 4 * best}
-    budget = plan.token_budget or 0
+    budget = plan.budget_tokens
     extended = {*sizes, *added}
     extended = {size for size in extended if size * plan.tokens_per_sequence <= budget}
     tokens, _ = tokens_per_trial(budget, extended, plan.tokens_per_sequence)
@@ -125,11 +136,12 @@ def _mean_losses(plan: Plan, folder: SweepFolder) -> dict[int, float]:
     return {size: mean for size, mean in means.items() if not math.isnan(mean)}
 
 
-def _possible_sizes(sizes: Sequence[int], stored: Plan, experiment: Experiment) -> tuple[int, ...]:
+def _possible_sizes(
+    sizes: Sequence[int], stored: Plan, experiment: Experiment, tokens: int
+) -> tuple[int, ...]:
     """Return batch sizes that devices and groups can split, and that take at least a step."""
     unit = stored.execution.devices * experiment.workload.sequences_per_group
     rounded = {max(1, round(size / unit)) * unit for size in sizes}
-    tokens = experiment.token_budget or 0
     possible = sorted(size for size in rounded if size * experiment.tokens_per_sequence <= tokens)
     if len(possible) < 2:
         raise SweepError(
@@ -139,20 +151,19 @@ def _possible_sizes(sizes: Sequence[int], stored: Plan, experiment: Experiment) 
     return tuple(possible)
 
 
-def best_by_budget(stored: Plan, folder: SweepFolder) -> dict[int, float]:
+def _best_by_budget(stored: Plan, folder: SweepFolder) -> dict[int, float]:
     """Return the best batch size by budget, as far as results tell.
 
     Without results of a budget, it is the middle of its batch sizes.
     """
     best = {}
     for plan in stored.by_budget:
-        assert plan.token_budget is not None, "several budgets are numbers of tokens"
         means = _mean_losses(plan, folder)
         if any(map(math.isfinite, means.values())):
-            best[plan.token_budget] = best_batch_size(means)
+            best[plan.budget_tokens] = estimate_best_batch_size(means)
         else:
             sizes = plan.settings.batches
-            best[plan.token_budget] = float(sizes[len(sizes) // 2])
+            best[plan.budget_tokens] = float(sizes[len(sizes) // 2])
     return best
 
 
@@ -168,7 +179,7 @@ def _predicted_rate(stored: Plan, experiment: Experiment) -> OwnRate | None:
         for row in plan.known_trials:
             is_final = row.stage == "final" and row.policy == policy.name
             if is_final and row.learning_rate and row.optimizer in (None, optimizer):
-                tuned.append(TunedArm(plan.token_budget or 0, row.batch_size, row.learning_rate))
+                tuned.append(TunedArm(plan.budget_tokens, row.batch_size, row.learning_rate))
     if not tuned:
         return None
     arms = list(dict.fromkeys(tuned))

@@ -29,7 +29,7 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
 
     All train at the smallest batch size above 1 for `steps` or the budget, in the folder `check`.
     """
-    request = request.by_budget()[0]  # of the smallest budget
+    request = request.by_budget()[0]  # the smallest budget suffices
     workload = request.experiment.workload
     if not workload.is_program:
         raise SweepError("only a command can be checked. Name it with --command.")

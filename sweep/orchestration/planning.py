@@ -6,6 +6,7 @@ The execution is decided when plan.json is first written.
 import logging
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ class Planned:
         plan = self.plan.with_tokens(tokens_in_time(self.plan, timing))
         added = [str(row.id) for row in plan.known_trials if row.id not in known]
         return replace(self, plan=plan, requested=(*self.requested, *added), timing=timing)
+
+
+def whole_plan(plans: Sequence[Planned]) -> Plan:
+    """Return the plan of all budgets of a command, with only the rows that it names."""
+    whole = plans[0].command_rows()
+    for planned in plans[1:]:
+        whole = whole.with_budget(planned.command_rows())
+    return whole
 
 
 def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None = None) -> Planned:

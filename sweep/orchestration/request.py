@@ -32,14 +32,16 @@ class Request:
     services: Services = field(default_factory=Services)
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
     unrecorded: tuple[str, ...] = ()  # settings that the words lack
-    later_budgets: tuple[int, ...] = ()  # of the same command, which are planned afterwards
+    later_budgets: tuple[int, ...] = ()  # those of the command that are planned afterwards
 
     def by_budget(self) -> "list[Request]":
         """Return a request for each budget of the command, ascending."""
-        singles = self.experiment.by_budget
+        budgets = self.experiment.budget
+        if not isinstance(budgets, tuple):
+            return [self]
         requests = []
-        for index, experiment in enumerate(singles):
-            later = tuple(single.token_budget or 0 for single in singles[index + 1 :])
+        for index, experiment in enumerate(self.experiment.by_budget):
+            later = budgets[index + 1 :]
             requests.append(replace(self, experiment=experiment, later_budgets=later))
         return requests
 

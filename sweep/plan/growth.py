@@ -35,7 +35,7 @@ def may_add_budget(stored: Plan, new: Plan) -> bool:
 
 def add_budget(stored: Plan, new: Plan, folder: object = "This folder") -> Plan:
     """Return the plan of a further budget, with what it shares with the `stored` ones."""
-    refuse_close_budgets(sorted(plan.token_budget or 0 for plan in (*stored.by_budget, new)))
+    refuse_close_budgets(sorted(plan.budget_tokens for plan in (*stored.by_budget, new)))
     other = stored.by_budget[-1]
     excluded = {*NOT_SHARED, "budget"}
     was_tuned = any(is_tuned(row.policy) for row in stored.trials)

@@ -150,6 +150,12 @@ class Plan(Inputs):
                 return plan
         return None
 
+    @property
+    def budget_tokens(self) -> int:
+        """The budget, which is a number of tokens, as that of each of several is."""
+        assert self.token_budget is not None, "a budget of time has no tokens"
+        return self.token_budget
+
     def with_budget(self, plan: "Plan") -> "Plan":
         """Return the plan with that of one budget, new or in place of the one before.
 
@@ -159,11 +165,11 @@ class Plan(Inputs):
         plans[plan.token_budget] = plan
         if len(plans) == 1:
             return plan
-        ascending = [plans[tokens] for tokens in sorted(plans, key=lambda tokens: tokens or 0)]
+        ascending = sorted(plans.values(), key=lambda other: other.budget_tokens)
         rows = []
         for other in ascending:
-            tokens = other.token_budget
-            rows += [row.model_copy(update={"budget": tokens}) for row in other.trials]
+            budget = {"budget": other.budget_tokens}
+            rows += [row.model_copy(update=budget) for row in other.trials]
         budgets = tuple(other._as_budget() for other in ascending)
         later = {*plan.later_budgets} - {budget.tokens for budget in budgets}
         changes = {
@@ -179,10 +185,9 @@ class Plan(Inputs):
         return self.model_copy(update={"budgets": (), "trials": rows})
 
     def _as_budget(self) -> BudgetPlan:
-        assert self.token_budget is not None, "several budgets are numbers of tokens"
         settings = self.settings
         return BudgetPlan(
-            tokens=self.token_budget,
+            tokens=self.budget_tokens,
             batches=settings.batches,
             evaluation_sequences=settings.evaluation.sequences,
             own_rate=settings.tuning.own_rate,

@@ -261,14 +261,12 @@ def plot_budgets(sweep: Sweep) -> Chart | None:
         if losses[amount].notna().any():
             panels.append(_plot_losses_of_budgets(sweep, losses, amount, title, y_title))
 
-    ends = [budgets[0], budgets[-1]]
-    sizes = [describe_best(budget.best) for budget in ends]
-    counts = [format_count(budget.tokens) for budget in ends]
     unit_of_tokens = sweep.plan.settings.token_unit
-    title = (
-        f"The best batch size is {sizes[0]} at {counts[0]} {unit_of_tokens} and {sizes[1]} at "
-        f"{counts[1]}"
-    )
+    texts = [
+        f"at {format_count(budget.tokens)} {unit_of_tokens}: {describe_best(budget.best)}"
+        for budget in (budgets[0], budgets[-1])
+    ]
+    title = f"The best batch size {'; '.join(texts)}"
     return Chart(title, panels)
 
 

@@ -409,7 +409,7 @@ def looked(tmp_path):
 
 
 def test_a_folder_and_its_table_have_the_same_answer(looked):
-    (whole, *_), (read, sentences, _) = (answer_of(path, *DEFAULTS, None) for path in looked)
+    (whole, *_), (read, sentences, *_) = (answer_of(path, *DEFAULTS, None) for path in looked)
     assert whole.batch_sizes == read.batch_sizes and whole.pairs == read.pairs
     assert read.scope and " ".join(sentences).startswith(describe(whole)[0])
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sweep.analysis.budgets import best_batch_size
+from sweep.analysis.budgets import find_best_batch_size
 from sweep.decision.decision import decide
 from tests.analysis.test_law import best_at, loss_at
 
@@ -22,12 +22,12 @@ def decision_at(losses, noise=0.002, seeds=5):
 
 def best_of(sizes, losses, margin=0.005, noise=0.002):
     decision = decision_at(losses, noise)
-    best, least, _ = best_batch_size(sizes, decision, [5] * len(sizes), margin)
+    best, least, _ = find_best_batch_size(sizes, decision, [5] * len(sizes), margin)
     return best, least
 
 
 @pytest.mark.parametrize(("tokens", "within"), [(1e4, (3.6798, 7.0380)), (1e5, (12.3633, 27.8785))])
-def test_the_best_batch_size_lies_between_those_tried_and_has_a_range(tokens, within):
+def test_the_find_best_batch_size_lies_between_those_tried_and_has_a_range(tokens, within):
     centre = round(math.log2(best_at(tokens)))
     sizes = [2**exponent for exponent in range(centre - 2, centre + 3)]
     best, least = best_of(sizes, loss_at(tokens, np.array(sizes, float)))
@@ -39,7 +39,7 @@ def test_the_best_batch_size_lies_between_those_tried_and_has_a_range(tokens, wi
     assert least == pytest.approx(loss_at(tokens, best_at(tokens)), abs=0.003)
 
 
-def test_a_best_batch_size_at_an_edge_is_a_bound():
+def test_a_find_best_batch_size_at_an_edge_is_a_bound():
     sizes = [16, 32, 64]
     smallest, _ = best_of(sizes, [1.0, 1.01, 1.1], noise=1e-4)
     assert (smallest.value, smallest.edge) == (None, "smallest")
@@ -53,6 +53,6 @@ def test_a_best_batch_size_at_an_edge_is_a_bound():
     assert largest.interval == (32.0, None) and largest.is_range_open == (False, True)
 
 
-def test_noise_leaves_the_best_batch_size_unbounded():
+def test_noise_leaves_the_find_best_batch_size_unbounded():
     best, _ = best_of(SIZES, loss_at(1e4, np.array(SIZES, float)), noise=1.0)
     assert best.interval == (None, None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sweep.decision.budgets import (
     TunedArm,
-    best_batch_size,
+    estimate_best_batch_size,
     predict_batch_sizes,
     predict_rate,
 )
@@ -43,7 +43,7 @@ def test_batch_sizes_follow_those_of_the_budgets_and_are_at_least_one():
 
 def test_the_best_batch_size_is_the_lowest_point_or_the_edge():
     losses = {2**k: (k - 3.4) ** 2 for k in range(1, 7)}
-    assert best_batch_size(losses) == pytest.approx(2**3.4)
-    assert best_batch_size({4: 1.0, 8: 2.0, 16: 3.0}) == 4
-    assert best_batch_size({4: 3.0, 8: 2.0, 16: 1.0}) == 16
-    assert math.isfinite(best_batch_size({4: 1.0, 8: 2.0}))
+    assert estimate_best_batch_size(losses) == pytest.approx(2**3.4)
+    assert estimate_best_batch_size({4: 1.0, 8: 2.0, 16: 3.0}) == 4
+    assert estimate_best_batch_size({4: 3.0, 8: 2.0, 16: 1.0}) == 16
+    assert math.isfinite(estimate_best_batch_size({4: 1.0, 8: 2.0}))

@@ -6,11 +6,14 @@ import pytest
 
 import sweep
 from sweep.analysis.results import load_sweep
+from sweep.analysis.table_answer import answer_of
+from sweep.config.objective import LOSS
 from sweep.errors import SweepError
 from sweep.plan.plan import load_plan
 from sweep.trial.folder import SweepFolder
 
 FIXED = {"batches": "4,16", "lr": "0.1", "seeds": 2, "show_progress": False}
+PLANNED = {"batches": "4,16", "lr": "0.1", "seeds": 2}
 TUNED = {"lr": "tuned", "seeds": 1, "show_progress": False}
 
 
@@ -88,3 +91,13 @@ def test_auto_adds_batch_sizes_until_the_best_one_lies_inside_or_is_one(tmp_path
     assert sizes[0] == 1 or losses.idxmin() > sizes[0] or len(sizes) == 9
     run(path, "2k", **settings)
     assert load_sweep(path).batch_sizes == sizes
+
+
+def test_every_command_prints_the_answers_of_all_budgets(swept):
+    document = load_sweep(swept).answer_document()
+    assert [budget["tokens"] for budget in document["budgets"]] == [2000, 8000]
+    assert answer_of(swept, LOSS.name, LOSS.direction, None).document() == document
+    planned = sweep.plan_sweep("quadratic", budget="2k,8k", out=swept, **PLANNED)
+    assert [plan.token_budget for plan in planned.by_budget] == [2000, 8000]
+    assert sweep.recommend([swept], 16_000).law["exponent"] is None  # two budgets
+    assert sweep.suggest(350e6, 7_000_000_000).published

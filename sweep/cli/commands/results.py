@@ -139,7 +139,7 @@ def answer(
     for note in result.notes:
         echo(note, err=True)
     if json:
-        print_document(None if result.answer is None else result.answer.as_json())
+        print_document(result.document())
     else:
         echo("\n".join(result.sentences))
         print_next(result.answer)

@@ -58,8 +58,8 @@ def run(
     if quiet:
         logging.getLogger("sweep").setLevel("WARNING")
     LOG.info(f"Planning {experiment or 'the sweep'}")
-    from sweep.cli.show import print_results
-    from sweep.orchestration.budgets import following_requests, make_plans
+    from sweep.cli.show import print_plans, print_results
+    from sweep.orchestration.budgets import estimate_plans, following_requests, make_plans
     from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import Summary, refuse_unusable_request
     from sweep.orchestration.status import sweep_status
@@ -78,7 +78,8 @@ def run(
         is_verbose=verbose,
     )
     if dry_run:
-        _print_plans([options.chosen(planned) for planned in plans], request, options, json)
+        chosen = estimate_plans([options.chosen(planned) for planned in plans], request)
+        print_plans(chosen, folder, options.retried_causes, json, is_verbose=verbose)
         return 0
 
     is_confirmed = yes
@@ -169,23 +170,6 @@ def _run_budget(
     return run_planned(planned, folder, services, options.is_quiet, causes)
 
 
-def _print_plans(
-    plans: "list[Planned]", request: "Request", options: RunOptions, as_json: bool
-) -> None:
-    """Print the plan of each budget, with estimates."""
-    from sweep.cli.show import print_plans
-    from sweep.orchestration.estimates import estimate
-    from sweep.orchestration.timing import fix_tokens_by_file
-
-    estimated = []
-    for planned in plans:
-        planned = fix_tokens_by_file(planned, request.services)
-        estimated.append(replace(planned, plan=estimate(planned.plan, request.folder)))
-    print_plans(
-        estimated, request.folder, options.retried_causes, as_json, is_verbose=options.is_verbose
-    )
-
-
 def _confirm_budgets(plans: "list[Planned]", request: "Request", options: RunOptions) -> None:
     """Ask once for all budgets, before the first of them runs, if they take long."""
     from sweep.cli.show import total_seconds
@@ -240,26 +224,22 @@ def plan(
     """Print the plan with memory, time, disk and cost, without training."""
     LOG.info(f"Planning {experiment or 'the sweep'}")
     from sweep.cli.show import print_plans
-    from sweep.orchestration.budgets import make_plans
-    from sweep.orchestration.estimates import cost_on_cluster, estimate, parse_cluster
+    from sweep.orchestration.budgets import estimate_plans, make_plans
+    from sweep.orchestration.estimates import cost_on_cluster, parse_cluster
     from sweep.orchestration.holding import holding
     from sweep.orchestration.planning import save_plan
     from sweep.orchestration.request import read_request
     from sweep.orchestration.runner import rows_to_run
-    from sweep.orchestration.timing import fix_tokens_by_file
 
     request = read_request(experiment, settings, out)
     folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
-    plans = []
-    for planned in make_plans(request, is_elsewhere=size is not None):
-        planned = fix_tokens_by_file(planned, request.services)
-        if out and planned.plan.awaits_times:
-            raise SweepError(
-                "a plan with a --budget of time is written once its steps are timed. Name a "
-                "--timing, or leave --out out; `sweep run` times them."
-            )
-        plans.append(replace(planned, plan=estimate(planned.plan, folder)))
+    plans = estimate_plans(make_plans(request, is_elsewhere=size is not None), request)
+    if out and plans[0].plan.awaits_times:
+        raise SweepError(
+            "a plan with a --budget of time is written once its steps are timed. Name a --timing, "
+            "or leave --out out; `sweep run` times them."
+        )
     if out and len(plans) > 1:
         raise SweepError(
             "a plan with several budgets is written as they run, because smaller ones choose the "
