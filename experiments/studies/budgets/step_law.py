@@ -1,0 +1,106 @@
+"""How fast does the best batch size grow in Step Law's released trainings?
+
+    python experiments/studies/budgets/step_law.py dense_lr_bs_loss.csv
+
+The table (https://github.com/step-law/steplaw, data/dense_lr_bs_loss.csv) has no licence, so it is
+read from a file. The loss of a batch size is the lowest point over its rates. Its fit over batch
+sizes is a parabola near the least loss, or this project's class of curves. The results are in
+docs/log/2026-11-larger-runs.md.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sweep.decision.curves import Floats, Points, possible_curves
+from sweep.decision.rates import rate_points
+
+LOSS = "smooth loss"
+NOISE = 0.002  # standard deviation of a loss, for the fits over rates and batch sizes
+LEAST_POINTS = 3
+Lowest = Callable[[Floats, Floats], float]  # log batch sizes and losses to a log batch size
+
+
+def losses_by_batch_size(trainings: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Return the log batch sizes of one budget and model, and their losses at the best rates.
+
+    Batch sizes to whose rates no curve fits are left out.
+    """
+    log_sizes = []
+    losses = []
+    for size, of_size in trainings.groupby("bs"):
+        tried = {rate: {0: loss} for rate, loss in zip(of_size["lr"], of_size[LOSS], strict=True)}
+        loss = _lowest(rate_points(tried).curve)[1]
+        if np.isfinite(loss):
+            log_sizes.append(math.log(int(str(size))))
+            losses.append(loss)
+    return np.array(log_sizes), np.array(losses)
+
+
+def _lowest(points: Points) -> tuple[float, float]:
+    """Return the lowest point of the curve that fits best, and its loss; NaN without a fit."""
+    curves = possible_curves(
+        Points(
+            positions=points.positions[None],
+            losses=points.losses[None],
+            ends=points.ends[None],
+            seeds=points.seeds[None],
+        ),
+        np.array([NOISE**2]),
+    )
+    return float(curves.optimum[0]), float(curves.at_best(curves.fit.level)[0])
+
+
+def parabola(within: float) -> Lowest:
+    """Return the vertex of a parabola through the batch sizes so close to the least loss."""
+
+    def lowest(log_sizes: Floats, losses: Floats) -> float:
+        best = int(losses.argmin())
+        is_near = losses <= losses[best] + within
+        if is_near.sum() < LEAST_POINTS:
+            is_near = np.abs(np.arange(len(losses)) - best) <= LEAST_POINTS - 1
+        square, linear, _ = np.polyfit(log_sizes[is_near], losses[is_near], 2)
+        return float(-linear / (2 * square))
+
+    return lowest
+
+
+def own_class(log_sizes: Floats, losses: Floats) -> float:
+    """Return the lowest point of this project's curves, near the best batch size."""
+    tried = {float(np.exp(x)): {0: loss} for x, loss in zip(log_sizes, losses, strict=True)}
+    return _lowest(rate_points(tried).curve)[0]
+
+
+def exponents(columns: Sequence[Floats], values: Floats) -> str:
+    """Return the coefficients of a regression with their standard errors."""
+    design = np.stack([np.ones(len(values)), *columns], axis=1)
+    coefficients, *_ = np.linalg.lstsq(design, values, rcond=None)
+    residuals = values - design @ coefficients
+    variance = residuals @ residuals / (len(values) - design.shape[1])
+    errors = np.sqrt(np.diag(variance * np.linalg.inv(design.T @ design)))
+    pairs = zip(coefficients[1:], errors[1:], strict=True)
+    return " | ".join(f"{value:.3f} ± {error:.3f}" for value, error in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    table = pd.read_csv(parser.parse_args().file)
+    budgets = {key: losses_by_batch_size(rows) for key, rows in table.groupby(["N", "D"])}
+    log_models, log_tokens = np.log(np.array(list(budgets), float)).T
+
+    print("| fit over batch sizes | D, with N | N | D, without N |")
+    print("| :-- | --: | --: | --: |")
+    fits = {"parabola, within 0.03 of the least": parabola(0.03), "own class": own_class}
+    for name, lowest in fits.items():
+        best = np.array([lowest(*of_budget) for of_budget in budgets.values()])
+        with_models = exponents([log_tokens, log_models], best)
+        print(f"| {name} | {with_models} | {exponents([log_tokens], best)} |")
+
+
+if __name__ == "__main__":
+    main()
