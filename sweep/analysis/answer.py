@@ -118,8 +118,18 @@ class Comparison:
     optimizer: str = ""  # if there are several
 
 
-def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETTINGS) -> Answer:
-    """Build the answer about what counts, with prices if a device has one."""
+def build_answer(
+    comparison: Comparison,
+    settings: AnswerSettings = DEFAULT_SETTINGS,
+    soonest_of_budgets: Side | None = None,
+) -> Answer:
+    """Build the answer about what counts, with prices if a device has one.
+
+    Args:
+        comparison: what is compared.
+        settings: what counts, and the price of a device.
+        soonest_of_budgets: the soonest batch size by several budgets; None without these.
+    """
     objective = comparison.objective
     decision = comparison.decision
     finals = comparison.finals
@@ -136,14 +146,16 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
 
     if comparison.time_budget_seconds is None:
         fewest_tokens = _find_fewest_tokens(rows, comparison, candidates)
-        soonest = find_soonest(
-            comparison.decision_with_times,
-            times,
-            objective,
-            comparison.target,
-            fewest_tokens.batch_size,
-            settings.question,
-        )
+        soonest = soonest_of_budgets
+        if soonest is None:
+            soonest = find_soonest(
+                comparison.decision_with_times,
+                times,
+                objective,
+                comparison.target,
+                fewest_tokens.batch_size,
+                settings.question,
+            )
     else:
         fewest_tokens = unknown_side(AT_EQUAL_TIME)
         soonest = _find_soonest_of_budget(
@@ -155,8 +167,9 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
     reasons = list(comparison.reasons)
     compared = side_of_losses(comparison.time_budget_seconds)
     pursues: str = settings.pursues
-    if pursues == "auto":  # time where it is known which batch size is the soonest
-        pursues = compared if soonest.batch_size is None else "time"
+    if pursues == "auto":  # time where trainings end at one loss, or after one time
+        has_times = soonest_of_budgets is None and soonest.batch_size is not None
+        pursues = "time" if has_times else compared
     elif sides[pursues].batch_size is None:
         reasons.append(f"--for {pursues}: {sides[pursues].reason}")
         pursues = compared
@@ -164,6 +177,9 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         reasons += times.reasons
 
     chosen = sides[pursues]
+    decided = _is_decided(comparison, settings.question, pursues, chosen)
+    if pursues == "time" and soonest_of_budgets is not None:
+        decided = chosen.candidates == [chosen.batch_size]
     assert chosen.batch_size is not None, "the side that losses compare has a batch size"
     return Answer(
         policy=comparison.policy,
@@ -178,7 +194,7 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         basis=chosen.basis,
         reasons=reasons,
         question=settings.question,
-        decided=_is_decided(comparison, settings.question, pursues, chosen.batch_size),
+        decided=decided,
         scope=comparison.scope,
         time_budget_seconds=comparison.time_budget_seconds,
         price_per_device_hour=settings.price,
@@ -192,12 +208,13 @@ def build_answer(comparison: Comparison, settings: AnswerSettings = DEFAULT_SETT
         settle=None,
         settle_seconds=None,
         settle_reason=None,
+        settle_longer=None,
         pairs=_pairs(times.sizes, decision, objective),
         optimizer=comparison.optimizer,
     )
 
 
-def _is_decided(comparison: Comparison, question: Question, pursues: str, recommended: int) -> bool:
+def _is_decided(comparison: Comparison, question: Question, pursues: str, chosen: Side) -> bool:
     """Return whether the question is answered, with the recommended batch size."""
     objective = comparison.objective
     times = comparison.times
@@ -207,7 +224,8 @@ def _is_decided(comparison: Comparison, question: Question, pursues: str, recomm
     if decision is None:
         return False
     if question == "which":
-        index = times.sizes.index(recommended)
+        assert chosen.batch_size is not None, "a side without a batch size is not recommended"
+        index = times.sizes.index(chosen.batch_size)
         if not decision.is_within(objective.margin)[index]:
             return False
     return bool(is_answered(decision, question, pursues, objective.margin))
@@ -256,8 +274,11 @@ def _answer_for_size(
         interval = (time.low, time.high)
     elif time is not None and time.count > 1:
         spread = (time.low, time.high)
+    sequence = trials["context_length"].astype(float).max()
+    has_tokens = sequence > 1  # False if it is NaN
     return BatchSizeAnswer(
         batch_size=size,
+        batch_size_tokens=int(size * sequence) if has_tokens else None,
         mean=objective.value(mean) if math.isfinite(mean) else None,
         seeds=len(complete),
         missed_seeds=int(np.isinf(trials["value"]).sum()),

@@ -8,6 +8,7 @@ import numpy as np
 
 from sweep.analysis.checks.trials import LEAST_CLIP_RATE, MOST_CLIP_RATES
 from sweep.analysis.tables import Estimate
+from sweep.config.numbers import format_count
 from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
@@ -25,7 +26,8 @@ def join(items: Iterable[Any], word: str = "and") -> str:
 
 @dataclass(frozen=True)
 class BatchSizeAnswer:
-    batch_size: int
+    batch_size: int  # sequences
+    batch_size_tokens: int | None  # None if it is not known, or for examples without tokens
     mean: float | None  # metric at the rate used; None if no seed completed or one diverged
     seeds: int  # complete
     missed_seeds: int  # that diverged or missed the target
@@ -117,7 +119,7 @@ class AnswerData:
     reasons: list[str]  # why the recommendation is provisional, sentences
     question: str  # which: one batch size to use; order: the verdicts of all
     decided: bool  # whether this question is answered
-    scope: str
+    scope: str  # what was measured, for which the answer holds
     time_budget_seconds: float | None  # losses are compared at equal time; None: at equal tokens
     price_per_device_hour: float | None
     batch_sizes: list[BatchSizeAnswer]
@@ -130,6 +132,7 @@ class AnswerData:
     settle: str | None  # the command that would settle the open question
     settle_seconds: float | None  # its least time
     settle_reason: str | None  # why no command would, or what to know about it, sentences
+    settle_longer: str | None  # the command that tells about longer trainings
     pairs: list[Pair]
     optimizer: str = ""  # if the sweep has several
     optimizers: "Ranking | None" = None  # if the sweep has several
@@ -147,7 +150,11 @@ class AnswerData:
     def headline(self) -> str:
         """The recommendation; another batch size that needs the fewest tokens is named too."""
         start = "Provisionally, use" if self.provisional else "Use"
-        text = f"{start} batch size {self.recommended}{self.with_optimizer}: {self.basis}"
+        text = f"{start} batch size {self.recommended}"
+        tokens = self[self.recommended].batch_size_tokens
+        if tokens is not None:
+            text += f" ({format_count(tokens)} tokens)"
+        text += f"{self.with_optimizer}: {self.basis}"
         if self.pursues == self.compared_side or self.fewest_tokens.batch_size is None:
             return f"{text}."
         if self.candidates == [self.recommended]:

@@ -51,9 +51,14 @@ def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Che
     """Yield the checks of each part of a table whose rows are compared, with the part's name."""
     if table.is_own:
         trials = table.trials()
-        policies = judge_trials(trials, objective_of(trials))
-        for policy in policies:
-            yield policy.label if len(policies) > 1 else "", policy.checks
+        has_budgets = trials["budget"].nunique() > 1
+        for budget, of_budget in trials.groupby("budget", dropna=False):
+            policies = judge_trials(of_budget, objective_of(of_budget))
+            for policy in policies:
+                parts = [policy.label] if len(policies) > 1 else []
+                if has_budgets:
+                    parts.append(f"budget {budget:g}")
+                yield ", ".join(parts), policy.checks
         return
     has_no_rate = table.rows["learning_rate"].isna().all()
     for label, part in table.parts():

@@ -51,9 +51,13 @@ class PolicyResult:
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
     scope: str  # what was measured
-    decision: Decision | None  # None with fewer than two batch sizes that have results
+    comparison: Comparison | None  # None with fewer than two batch sizes that have results
     answer: Answer | None  # the same
     curve: StepsCurve | None  # None without a target
+
+    @property
+    def decision(self) -> Decision | None:
+        return None if self.comparison is None else self.comparison.decision
 
     @property
     def failed(self) -> list[Check]:
@@ -141,7 +145,7 @@ def judge_trials(
             checks=_make_checks(table, curve, plan),
             rates=table.rates,
             scope=scope_of(trials, str(label), plan),
-            decision=None,
+            comparison=None,
             answer=None,
             curve=curve,
         )
@@ -204,8 +208,8 @@ def _final_values(rows: pd.DataFrame, objective: Objective) -> pd.DataFrame:
     return finals
 
 
-def _rates_of_finals(
-    results: list[PolicyResult], finals: pd.DataFrame
+def rates_of_finals(
+    results: Sequence[PolicyResult], finals: pd.DataFrame
 ) -> dict[tuple[str, int], TunedRate]:
     """Return the tuned rates by label and batch size, if the final trials used one of them."""
     used = finals.groupby(["label", "batch_size"])["learning_rate"].first().to_dict()
@@ -227,7 +231,7 @@ def _decide_policy(
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     finals = finals[finals["label"].isin([result.label for result in results])]
-    rates = _rates_of_finals(results, finals)
+    rates = rates_of_finals(results, finals)
     decided = decide_trials(finals, rates)
     with_times = decide_trials(finals, rates, ERROR)
     if decided is None or with_times is None:
@@ -282,7 +286,7 @@ def _decide_policy(
             optimizer=result.optimizer,
         )
         answer = build_answer(comparison, settings)
-        answered.append(replace(result, decision=decision_of_part, answer=answer))
+        answered.append(replace(result, comparison=comparison, answer=answer))
 
     if len(results) > 1 and answered:
         optimizers = {result.label: result.optimizer for result in results}
@@ -362,8 +366,7 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
 
     seeds = tables.format_range(finals.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
-    other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
-    return f"{', '.join(parts)}. {other}"
+    return f"{', '.join(parts)}."
 
 
 def _parts_of_settings(settings: Experiment) -> list[str]:

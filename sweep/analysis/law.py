@@ -23,7 +23,6 @@ LEAST_BUDGETS = 3  # two parameters and a residual
 LEAST_MODELS = 3
 DEVIATIONS = 4.0  # width of a 95 % interval in standard errors
 LEAST_ERROR = 1e-6  # least standard error of a log batch size
-MOST_EPOCHS = 4.0  # above which repeated data change the best batch size
 LARGEST_SPREAD = 10.0  # τ that is tried, in natural logarithms
 
 

@@ -24,6 +24,8 @@ from sweep.analysis.checks import (
     single_seed,
     tokens_differ,
 )
+from sweep.analysis.checks.trials import MOST_EPOCHS
+from sweep.analysis.law import LEAST_BUDGETS
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.times import misses_budget, read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
@@ -35,6 +37,7 @@ from sweep.decision.next import next_trials
 from sweep.decision.proposal import (
     Proposal,
     check_of_command,
+    command_with,
     common_tokens,
     propose,
     propose_tuning,
@@ -54,6 +57,8 @@ from sweep.trial.status import State
 LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup exceeds a tenth of them
 LEAST_HOURS = 0.1  # proposed as --max-hours
 TARGET_STEP = 0.1  # nats; proposed targets are multiples
+BUDGET_FACTOR = 4  # between proposed budgets
+BEYOND = 10  # a proposed training over the largest budget
 TARGET_BUDGETS = 2  # budgets that a training to a proposed target may take, at a constant rate
 
 
@@ -184,6 +189,45 @@ def command_for_fewest_tokens(sweep: SweepTables, answer: Answer) -> str | None:
     with contextlib.suppress(SweepError):
         return propose(plan, changes, is_elsewhere=True).command
     return None
+
+
+def command_for_longer(sweep: SweepTables) -> str | None:
+    """Return the command that tells about longer trainings; None if there is none.
+
+    It sweeps several budgets, or if the sweep has several, it recommends from them.
+    """
+    plan = sweep.plan
+    if plan.settings.target is not None:
+        return None
+    search = _Search(sweep)
+    if sweep.smaller:
+        return f"sweep recommend {search.folder_to_name()} --tokens {BEYOND * plan.budget_tokens}"
+
+    changes: dict[str, Any] = {"lr": search.lr, "seeds": "auto"}
+    tokens = plan.token_budget
+    if tokens is None:  # a budget of time
+        tokens = common_budget(
+            int(median(row.tokens for row in plan.known_trials)),
+            sweep.batch_sizes,
+            plan.tokens_per_sequence,
+        )
+        changes |= {"timing": None, "out": search.free_out("tokens")}
+    budgets = _budgets_around(tokens, plan.epochs)
+    with contextlib.suppress(SweepError):
+        for budget in budgets:  # each is refused as by itself
+            propose(plan, {**changes, "budget": budget}, is_elsewhere=True)
+        return command_with(plan, **changes, budget=budgets, batches="auto")
+    return None
+
+
+def _budgets_around(tokens: int, epochs: float | None) -> list[int]:
+    """Return budgets from this one on, or if the data would repeat too often, up to it."""
+    powers = range(LEAST_BUDGETS)
+    if epochs is not None:
+        most = [power for power in powers if epochs * BUDGET_FACTOR**power <= MOST_EPOCHS]
+        first = max(most, default=0) - LEAST_BUDGETS + 1
+        powers = range(first, first + LEAST_BUDGETS)
+    return [round(tokens * BUDGET_FACTOR**power) for power in powers]
 
 
 class _Search:

@@ -11,10 +11,10 @@ from scipy.special import stdtrit
 
 from sweep.analysis.answer_data import join
 from sweep.analysis.budgets import BudgetAnswer
+from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.law import (
     LEAST_BUDGETS,
     LEAST_MODELS,
-    MOST_EPOCHS,
     Law,
     Optimum,
     fit_law,

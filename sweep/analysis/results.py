@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.analysis import checks, tables
-from sweep.analysis.answer import Answer
+from sweep.analysis.answer import Answer, Comparison, build_answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.budgets import (
     BudgetAnswer,
@@ -18,18 +18,21 @@ from sweep.analysis.budgets import (
     law_of,
     with_worth,
 )
+from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
-from sweep.analysis.judge import PolicyResult, judge_trials, leading
-from sweep.analysis.law import MOST_EPOCHS, Law
+from sweep.analysis.judge import PolicyResult, judge_trials, leading, rates_of_finals
+from sweep.analysis.law import Law
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
     can_decide_more,
     command_for_fewest_tokens,
+    command_for_longer,
     command_for_soonest,
     next_step,
 )
 from sweep.analysis.sentences import describe, describe_without_answer
+from sweep.analysis.soonest import AtBudget, find_soonest_of_budgets
 from sweep.decision.decision import UNDECIDED
 from sweep.decision.proposal import check_of_command
 
@@ -65,6 +68,7 @@ class Sweep(tables.SweepTables):
             settle=step.command,
             settle_seconds=step.seconds,
             settle_reason=step.reason if step.reason else None,
+            settle_longer=command_for_longer(self),
             soonest=soonest,
             fewest_steps=fewest_steps,
         )
@@ -101,6 +105,8 @@ class Sweep(tables.SweepTables):
             timing=self.timing,
             settings=settings.answer,
         )
+        if self.smaller:
+            results = [self._with_soonest(result) for result in results]
         if not settings.workload.is_program:
             return results
         command = check_of_command(self.plan)
@@ -108,6 +114,26 @@ class Sweep(tables.SweepTables):
             command = "sweep check"
         added = checks.checks_of_command(self.checked, command)
         return [replace(result, checks=[*result.checks, *added]) for result in results]
+
+    def _with_soonest(self, result: PolicyResult) -> PolicyResult:
+        """Return the result of the largest budget, with the soonest batch size by all budgets."""
+        budgets = []
+        answers = []
+        for of_budget in self.smaller:
+            assert isinstance(of_budget, Sweep)
+            for smaller in of_budget._results:
+                if smaller.label == result.label and smaller.comparison is not None:
+                    budgets.append(_at_budget(of_budget, smaller, smaller.comparison))
+                    answers.append(smaller.answer)
+        if not answers or answers[-1] is None:
+            return result
+        reference = answers[-1].fewest_tokens.batch_size
+        if result.answer is None or result.comparison is None or reference is None:
+            return result
+        budgets.append(_at_budget(self, result, result.comparison))
+        soonest = find_soonest_of_budgets(budgets, reference)
+        answer = build_answer(result.comparison, self.plan.settings.answer, soonest)
+        return replace(result, answer=replace(answer, optimizers=result.answer.optimizers))
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
@@ -130,11 +156,9 @@ class Sweep(tables.SweepTables):
 
         With several budgets it is that of the largest one that has an answer.
         """
-        if self.leading and self.leading.answer:
-            return self.leading.answer
         if self.smaller and self.budgets:
             return self.budgets[-1].answer
-        return None
+        return self.leading.answer if self.leading else None
 
     def answer_document(self) -> dict[str, Any] | None:
         """Return the document of answer.json."""
@@ -224,6 +248,11 @@ class Sweep(tables.SweepTables):
         answer = self.answer()
         table = "" if answer is None else answer._repr_html_()
         return "<br>".join([*map(html.escape, self.sentences()), table])
+
+
+def _at_budget(sweep: Sweep, result: PolicyResult, comparison: Comparison) -> AtBudget:
+    rates = rates_of_finals([result], comparison.finals)
+    return AtBudget(tokens=sweep.plan.budget_tokens, comparison=comparison, rates=rates)
 
 
 def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:

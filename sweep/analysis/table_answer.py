@@ -126,8 +126,8 @@ def _trials_of(table: Table) -> pd.DataFrame:
         raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
     if table.left_out:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
-    for name in ("model", "model_size", "dataset", "schedule"):
-        if table.rows[name].nunique() > 1:
+    for name in ("model", "model_size", "dataset", "schedule", "budget"):
+        if name in table.rows and table.rows[name].nunique() > 1:
             values = short_text(", ".join(sorted({*table.rows[name]})))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
             raise SweepError(f"{problem}, got {values}. Give each a table of its own.")

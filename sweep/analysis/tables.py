@@ -105,8 +105,13 @@ class SweepTables:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """All batch sizes of the plan, which choose the colors."""
+        """The batch sizes of the plan."""
         return sorted({row.batch_size for row in self.plan.trials})
+
+    @property
+    def all_batch_sizes(self) -> list[int]:
+        """The batch sizes of all budgets, which choose the colors."""
+        return sorted({size for budget in self.by_budget for size in budget.batch_sizes})
 
 
 def load_tables(path: str | Path) -> SweepTables:
@@ -365,7 +370,8 @@ def _planned_values(row: PlannedTrial, plan: Plan, exclude: Collection[str] = ()
     """Return the values of a planned trial by column."""
     names = TRIAL_COLUMNS.keys() - set(exclude)
     optimizer = row.optimizer if row.optimizer else plan.settings.optimizer.name
-    of_plan = {"optimizer": optimizer, "planned_tokens": row.tokens}
+    budget = plan.token_budget if row.budget is None else row.budget
+    of_plan = {"optimizer": optimizer, "planned_tokens": row.tokens, "budget": budget}
     return row.model_dump(include=names) | of_plan
 
 
@@ -412,6 +418,7 @@ def _read_record(
         record = _unfinished_values(trial, row, plan) | _last_values(curve)
 
     of_plan = {
+        "budget": plan.token_budget,
         "planned_tokens": row.tokens,
         "tokens_per_sequence": plan.tokens_per_sequence,
         "target": plan.settings.target,

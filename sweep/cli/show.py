@@ -167,6 +167,7 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
         cells = {
             "optimizer": first.optimizer,
             "batch size": str(first.batch_size),
+            "in tokens": _in_tokens(first.batch_size, plan),
             "lr": _rates_of(rows),
             "trials": f"{len(rows)} tuning" if first.stage == "tune" else str(len(rows)),
             "steps": f"{first.steps:,}" if first.tokens else "not timed yet",
@@ -177,6 +178,13 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
         }
         lines.append(cells)
     return lines
+
+
+def _in_tokens(batch_size: int, plan: Plan) -> str | None:
+    """Write a batch size in tokens; None for examples without tokens."""
+    if plan.tokens_per_sequence == 1:
+        return None
+    return format_count(batch_size * plan.tokens_per_sequence)
 
 
 def _rates_of(rows: Sequence[PlannedTrial]) -> str:
@@ -458,6 +466,7 @@ def print_status(document: dict[str, Any]) -> None:
         {
             "id": row["id"],
             "optimizer": row["optimizer"],
+            "budget": None if row["budget"] is None else format_count(row["budget"]),
             "batch size": str(row["batch_size"]),
             "seed": stage_of(row).removeprefix("seed "),
             "lr": "predicted" if row["learning_rate"] is None else f"{row['learning_rate']:.3g}",
@@ -505,6 +514,7 @@ def print_times(timing: Timing, plan: Plan, folder: SweepFolder) -> None:
             {
                 "optimizer": times.optimizer,
                 "batch size": str(times.batch_size),
+                "in tokens": _in_tokens(times.batch_size, plan),
                 "microbatch": str(times.microbatch_size),
                 "seconds per step": _write_estimate(step, ".4g"),
                 f"{plan.settings.token_unit}/s": format_count(rate),
@@ -577,6 +587,8 @@ def print_next(answer: "Answer | None") -> None:
         seconds = answer.settle_seconds
         cost = f", at least {format_seconds(seconds)}" if seconds else ""
         echo(f"Next{cost}: {answer.settle}")
+    if answer.settle_longer:
+        echo(f"Longer trainings: {answer.settle_longer}")
 
 
 def print_metrics(lines: Sequence[dict[str, Any]], unit: str) -> None:

@@ -4,6 +4,7 @@ The execution is decided when plan.json is first written.
 """
 
 import logging
+import math
 import os
 import uuid
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ class Planned:
     experiment: Experiment  # the command's; the plan's settings are those of the whole folder
     timing: Timing | None = None  # that fixed tokens, and is still to be written
     changes_answer: bool = False  # whether the command asks another question of the folder's trials
+    deadline: float = math.inf  # when no further seeds start, by `time.monotonic`
 
     @property
     def adds_seeds(self) -> bool:
@@ -112,6 +114,7 @@ def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None 
         requested_ids(plan, new, experiment),
         experiment,
         changes_answer=old is not None and old.settings.answer != plan.settings.answer,
+        deadline=request.deadline,
     )
 
 

@@ -1,6 +1,8 @@
 """Parse a command: an experiment, an execution, services and a folder."""
 
 import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +35,7 @@ class Request:
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
     unrecorded: tuple[str, ...] = ()  # settings that the words lack
     later_budgets: tuple[int, ...] = ()  # those of the command that are planned afterwards
+    started: float = field(default_factory=time.monotonic)  # when the command began
 
     def by_budget(self) -> "list[Request]":
         """Return a request for each budget of the command, ascending."""
@@ -44,6 +47,12 @@ class Request:
             later = budgets[index + 1 :]
             requests.append(replace(self, experiment=experiment, later_budgets=later))
         return requests
+
+    @property
+    def deadline(self) -> float:
+        """When no further seeds start, by `time.monotonic`; one for all budgets of the command."""
+        hours = self.experiment.answer.max_hours
+        return math.inf if hours is None else self.started + 3600 * hours
 
     @property
     def chooses_microbatch(self) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import signal
 import threading
 import time
@@ -195,13 +194,11 @@ def _rounds(
         return
 
     experiment = planned.experiment
-    hours = experiment.answer.max_hours or math.inf
-    end = time.monotonic() + 3600 * hours
     while True:
         if asks_for_soonest(experiment):
             time_steps()
         rows = trials_after_look(schedule.plan, experiment, schedule.folder)
-        if not rows or time.monotonic() >= end:
+        if not rows or time.monotonic() >= planned.deadline:
             break
         yield schedule.add(rows)
 

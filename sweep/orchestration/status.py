@@ -38,14 +38,16 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     state = State.RUNNING if is_running else overall_state(ends)
 
     complete = [r for r in rows if r["state"] == State.COMPLETE and r["value"] is not None]
+    largest = max([row["budget"] or 0 for row in complete], default=0)
+    of_largest = [row for row in complete if (row["budget"] or 0) == largest]
     best_id = None
-    if complete and target is None:
-        best_id = min(complete, key=lambda row: metric.sign * row["value"])["id"]
+    if of_largest and target is None:
+        best_id = min(of_largest, key=lambda row: metric.sign * row["value"])["id"]
     return {
         "sweep": folder.name,
         "state": state,
         "eta_seconds": seconds,
-        "best": best_id,  # trial so far
+        "best": best_id,  # trial so far, at the largest budget
         "metric": metric.name,
         "unit": plan.settings.token_unit,
         "trials": rows,
@@ -98,7 +100,7 @@ def _row_of_status(
     row: PlannedTrial, status: TrialStatus, last: Mapping[str, Any], metric: Objective
 ) -> dict[str, Any]:
     """Return a trial of the document; `last` are its last values by metric."""
-    names = {"id", "stage", "optimizer", "batch_size", "seed", "learning_rate"}
+    names = {"id", "stage", "optimizer", "budget", "batch_size", "seed", "learning_rate"}
     return {
         **row.model_dump(include=names),
         "state": status.state,

@@ -210,7 +210,7 @@ def _plot_frontier(
     labels = [*dict.fromkeys([*ends[POLICY], *curves[POLICY]])]
     dash = vega.names(POLICY, labels, DASHES)
     shape = vega.names(POLICY, labels, SHAPES)
-    color = vega.size_color(sweep.batch_sizes)
+    color = vega.size_color(sweep.all_batch_sizes)
     detail = {"field": "trial"}
     layers = [
         vega.layer("line", curves, x, y, color=color, strokeDash=dash, detail=detail, tooltip=True),
@@ -227,7 +227,7 @@ def _plot_frontier(
         earliest = x | {"field": "earliest"}
         latest = {"field": "latest"}
         layers.insert(1, vega.layer("rule", ends, earliest, y, x2=latest, color=color))
-    return vega.panel(layers, sweep.batch_sizes)
+    return vega.panel(layers, sweep.all_batch_sizes)
 
 
 def _time_unit(longest: float) -> tuple[str, float]:
@@ -323,7 +323,7 @@ def _plot_best_batch_sizes(sweep: Sweep) -> Spec:
         layers.append(
             vega.layer("line", lines, x, y | {"field": end}, strokeDash=dash, strokeWidth=width)
         )
-    return vega.panel(layers, sweep.batch_sizes)
+    return vega.panel(layers, sweep.all_batch_sizes)
 
 
 def _losses_of_budgets(sweep: Sweep) -> pd.DataFrame:
@@ -350,13 +350,12 @@ def _plot_losses_of_budgets(
     form = COUNT if amount == "tokens" else ""
     x = vega.channel(amount, losses[amount], title, form, "log")
     y = vega.channel(name, losses[name], y_title, scale="narrow")
-    sizes = sorted(losses[SIZE].unique().tolist())
-    color = vega.size_color(sizes)
+    color = vega.size_color(sweep.all_batch_sizes)
     layers = [
         vega.layer("line", losses, x, y, color=color),
         vega.layer("point", losses, x, y, color=color, size=40),
     ]
-    return vega.panel(layers, sizes)
+    return vega.panel(layers, sweep.all_batch_sizes)
 
 
 def plot_answer(sweep: Sweep) -> Chart | None:
@@ -385,9 +384,9 @@ def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
     rows[SIZE] = [row.batch_size for row in measured]
     is_interval = np.array([row.seconds_interval is not None for row in measured])
 
-    x = vega.batch_axis(sweep.batch_sizes)
+    x = vega.batch_axis(sweep.batch_sizes, sweep.plan.tokens_per_sequence)
     y = vega.channel(name, [0.0, *times.to_numpy().ravel()], name)
-    color = vega.size_color(sweep.batch_sizes)
+    color = vega.size_color(sweep.all_batch_sizes)
     low = y | {"field": "low"}
     high = {"field": "high"}
     layers = [
@@ -396,7 +395,7 @@ def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
         vega.layer("rule", rows[~is_interval], x, low, y2=high, color=color, strokeWidth=1),
         vega.layer("point", rows, x, y, color=color, size=70),
     ]
-    return vega.panel(layers, sweep.batch_sizes)
+    return vega.panel(layers, sweep.all_batch_sizes)
 
 
 def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
@@ -415,11 +414,11 @@ def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
     bounded["at most"] = rows["at most"].mask(is_open, top)
     bounded["at least"] = rows["at least"].fillna(0.0)
 
-    x = vega.batch_axis(sweep.batch_sizes)
+    x = vega.batch_axis(sweep.batch_sizes, sweep.plan.tokens_per_sequence)
     y = _gap_axis(top, margin, unit)
     low = y | {"field": "at least"}
     high = {"field": "at most"}
-    color = vega.size_color(sweep.batch_sizes)
+    color = vega.size_color(sweep.all_batch_sizes)
     present = rows["verdict"].to_list()
     verdicts = [verdict for verdict in VERDICTS if verdict in present]
     shape = vega.names("verdict", verdicts, [VERDICTS[verdict] for verdict in verdicts])
@@ -436,7 +435,7 @@ def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
         vega.layer("point", points[is_open], x, TOP, color=color, shape="triangle-up"),
         vega.layer("point", points, x, y, color=color, shape=shape, size=90),
     ]
-    return vega.panel(layers, sweep.batch_sizes, answer.policy if is_named else "")
+    return vega.panel(layers, sweep.all_batch_sizes, answer.policy if is_named else "")
 
 
 def _gap_axis(top: float, margin: float, unit: str) -> Spec:
@@ -543,7 +542,7 @@ def _plot_sizes(
     else:
         on_axis.append(0.0)
     form = COUNT if metric.startswith("tokens") else ""
-    x = vega.batch_axis(sizes)
+    x = vega.batch_axis(sizes, sweep.plan.tokens_per_sequence)
     y = vega.channel(name, on_axis, title if title else name, form)
 
     # Each panel gives a policy the same shape and dash, also if it does not have all policies.
@@ -629,7 +628,7 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
 
     labels = [*trials[POLICY].unique()]
     by_trial = {
-        "color": vega.size_color(sweep.batch_sizes),
+        "color": vega.size_color(sweep.all_batch_sizes),
         "strokeDash": vega.names(POLICY, labels, DASHES),
         "detail": {"field": "trial"},
     }
@@ -639,7 +638,7 @@ def _plot_curves(sweep: Sweep, rows: pd.DataFrame, metric: str, name: str) -> Sp
         vega.layer("line", rows, x, y, **by_trial, tooltip=True),
         vega.layer("point", diverged, x, TOP, color=RED, shape="cross", size=70),
     ]
-    return vega.panel(layers, sweep.batch_sizes)
+    return vega.panel(layers, sweep.all_batch_sizes)
 
 
 def plot_rates(sweep: Sweep) -> Chart | None:
@@ -713,7 +712,7 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
     x = vega.channel(RATE, trials[RATE], "peak learning rate", scale="log")
     on_axis = [*trials[name], *(optimum[name] for optimum in optima)]
     y = vega.channel(name, on_axis, f"{name}, tuning seeds", form, "narrow")
-    color = vega.size_color(sweep.batch_sizes)
+    color = vega.size_color(sweep.all_batch_sizes)
     columns = [SIZE, RATE, "seed", "state"]
     at_edge = trials[columns].assign(**{name: measured})
     far = at_edge[is_far]
@@ -728,7 +727,7 @@ def _plot_rates(sweep: Sweep, result: PolicyResult, is_named: bool) -> Spec:
         vega.layer("point", lost, x, edge, color=color, shape="cross", size=70),
         vega.layer("point", pruned, x, edge, color=color, shape="triangle-down"),
     ]
-    return vega.panel(layers, sweep.batch_sizes, result.label if is_named else "")
+    return vega.panel(layers, sweep.all_batch_sizes, result.label if is_named else "")
 
 
 def plot_steps(sweep: Sweep) -> Chart | None:
@@ -742,7 +741,7 @@ def plot_steps(sweep: Sweep) -> Chart | None:
     sizes = sweep.batch_sizes
     labels = [*curves]
     target = next(iter(curves.values())).target
-    x = vega.batch_axis(sizes)
+    x = vega.batch_axis(sizes, sweep.plan.tokens_per_sequence)
     y_title = f"steps to a validation loss of {target:g}"
     y = vega.channel("steps", trials["steps"], y_title, scale="log")
     color = vega.size_color(sizes)

@@ -68,7 +68,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     rates = _rates(sweep)
     _write_rules(rates["rules"], out / "rules.csv")
     text = _markdown_of_sweep(sweep, charts, rates)
-    page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.batch_sizes)
+    page = to_html(text, f"Batch-size sweep: {sweep.name}", charts, sweep.all_batch_sizes)
     document = json.dumps(sweep.answer_document(), indent=1)
     for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:

@@ -92,9 +92,12 @@ def _linear_domain(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def batch_axis(sizes: Iterable[int]) -> Spec:
+def batch_axis(sizes: Iterable[int], tokens_per_sequence: int = 1) -> Spec:
     """Return the position of the batch size, with a tick for each."""
-    axis = channel(SIZE, sizes, scale="log")
+    title = SIZE
+    if tokens_per_sequence > 1:
+        title = f"{SIZE} [sequences of {tokens_per_sequence} tokens]"
+    axis = channel(SIZE, sizes, title, scale="log")
     axis["scale"]["base"] = 2
     axis["axis"] = {"values": sorted({*sizes}), "format": "d", "grid": False}
     return axis

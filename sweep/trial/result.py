@@ -65,6 +65,8 @@ class Result(BaseModel):
     """Tokens trained on, fewer than planned if the trial diverged, reached its target, was pruned
     or did not end. Without result.json those of the last line of metrics.jsonl; empty without a
     line."""
+    budget: Annotated[int | None, Column("tokens", is_in_file=False)] = None
+    """Token budget of the trial; a sweep may have several. Empty with a budget of time."""
     planned_tokens: Annotated[int | None, Column("tokens", is_in_file=False)] = None
     """Tokens of the plan; with `--target` the most."""
     epochs: Measured

@@ -38,7 +38,7 @@ tokens_per_second, mfu, peak_memory_bytes, device, torch_version, git_commit, da
 OF_THE_SWEEP = {
     *("tokens_per_sequence", "target", "expected_initial_loss", "loss_unit"),
     "has_looks",
-    *("time_budget_seconds", "valid_slope", "planned_tokens"),
+    *("time_budget_seconds", "valid_slope", "planned_tokens", "budget"),
 }
 
 
@@ -104,6 +104,7 @@ def test_values_of_the_sweep_are_in_every_row(some):
     settings = loaded.plan.settings
     assert loaded.trials["has_looks"].to_list() == [False] * len(loaded.trials)
     expected = {
+        "budget": 196_608,
         "tokens_per_sequence": settings.model.context,
         "expected_initial_loss": np.log(settings.model.vocabulary),
         "loss_unit": "nats",

@@ -68,7 +68,7 @@ def test_the_report_has_all_files_and_sections(plain, plain_text):
 def test_one_seed_and_one_rate_are_reported_as_seen_and_with_what_is_missing(plain, plain_text):
     start = section(plain_text, "")
     assert start.splitlines()[2].startswith("**The final validation loss was 1.6")
-    assert "Provisionally, use batch size 8: " in start
+    assert "Provisionally, use batch size 8 (512 tokens): " in start
     assert "this one has the best estimate" in start and "at batch size 4" in start
     assert "its error is not known" in start
     assert "    --lr tuned \\\n    --seeds auto\n" in start and "at least" in start
