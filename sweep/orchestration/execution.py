@@ -18,6 +18,8 @@ from sweep.trial.folder import SweepFolder
 # Training that shares one compilation, below which compiling on a CPU costs more than it saves
 # (docs/performance.md).
 COMPILE_FLOPS = 1.5e12
+# What compiling saves at a small step, besides its FLOPs, as FLOPs: about 1.5 ms on one core.
+STEP_FLOPS = 1e8
 COMPILE_SECONDS = 15.0  # training time with about so many FLOPs
 # FLOPs of a microbatch up to which trials of one thread each train on more tokens together than one
 # trial with all threads. They did at 5e9 and did not at 1e12; between, it was not measured.
@@ -162,7 +164,11 @@ def _reason_by_length(plan: Plan, shares_processes: bool) -> str | None:
     """Return why compiling would cost more than it saves at a batch size; None if it pays at all.
 
     Each process compiles the steps of a batch size once. Trials of one batch size have one shape.
+    With several budgets, those of the largest count, which take most of the time.
     """
+    growth = 1.0
+    if plan.later_budgets:
+        growth = max(plan.later_budgets) / plan.budget_tokens
     rows_by_arm: dict[Arm, list[PlannedTrial]] = {}
     for row in plan.trials:
         rows_by_arm.setdefault(row.arm, []).append(row)
@@ -178,10 +184,11 @@ def _reason_by_length(plan: Plan, shares_processes: bool) -> str | None:
             if seconds < COMPILE_SECONDS:
                 return f"{subject} {format_seconds(seconds)} of training"
             continue
-        tokens = sum(row.tokens for row in rows) / compilations
+        tokens = growth * sum(row.tokens for row in rows) / compilations
+        steps = growth * sum(row.steps for row in rows) / compilations
         flops = (plan.model.flops_per_token or 0) * tokens
-        if flops < COMPILE_FLOPS:
-            return f"{subject} {flops:.1e} training FLOPs"
+        if flops + STEP_FLOPS * steps < COMPILE_FLOPS:
+            return f"{subject} {flops:.1e} training FLOPs in {steps:,.0f} steps"
     return None
 
 

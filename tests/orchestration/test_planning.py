@@ -95,7 +95,7 @@ def test_updates_on_several_devices_or_that_recompute_are_not_graphs(monkeypatch
 
 @pytest.mark.parametrize(
     ("seeds", "executor", "compiles"),
-    [(6, "local", False), (7, "local", True), (7, "ray", False), (99, "ray", False)],
+    [(5, "local", False), (7, "local", True), (7, "ray", False), (99, "ray", False)],
 )
 def test_compiling_counts_the_training_that_shares_it(monkeypatch, seeds, executor, compiles):
     machine = Machine("cpu", cores=2, can_compile=True)
@@ -113,9 +113,20 @@ def test_compiling_pays_only_if_it_pays_at_every_batch_size():
     plan = plan_here(batches="4,8", seeds=13)
     assert reason_for_eager_steps(plan, machine, shares_processes=True) is None
     rows = [row for row in plan.trials if row.batch_size == 4 or row.seed == 0]
-    assert len(rows) == 14  # 7 of each would be enough
+    assert len(rows) == 14  # 7 of each are enough
     fewer = plan.model_copy(update={"trials": tuple(rows)})
     assert reason_for_eager_steps(fewer, machine, shares_processes=True)
+
+
+def test_many_small_steps_and_later_budgets_count_for_compiling():
+    machine = Machine("cpu", cores=2, can_compile=True)
+    plan = plan_here(batches="1", context=16, budget=393_216)  # 24,576 steps of few FLOPs
+    longer = plan.model_copy(update={"later_budgets": (1_572_864,)})
+    assert reason_for_eager_steps(longer, machine, shares_processes=True) is None
+    large = plan_here(batches="16", context=64, budget=393_216)  # 384 steps
+    assert "384 steps" in reason_for_eager_steps(large, machine, shares_processes=True)
+    longer = large.model_copy(update={"later_budgets": (100 * 393_216,)})
+    assert reason_for_eager_steps(longer, machine, shares_processes=True) is None
 
 
 def test_more_seeds_do_not_change_whether_steps_are_compiled(tmp_path):

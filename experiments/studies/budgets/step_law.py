@@ -1,27 +1,34 @@
-"""How fast does the best batch size grow in Step Law's released trainings?
+"""How fast does the best batch size grow in Step Law's released trainings, and what do rules cost?
 
     python experiments/studies/budgets/step_law.py dense_lr_bs_loss.csv
 
 The table (https://github.com/step-law/steplaw, data/dense_lr_bs_loss.csv) has no licence, so it is
 read from a file. The loss of a batch size is the lowest point over its rates. Its fit over batch
-sizes is a parabola near the least loss, or this project's class of curves. The results are in
-docs/log/2026-11-larger-runs.md.
+sizes is a parabola near the least loss, or this project's class of curves. The second table has the
+loss that three choices give up at the largest budget of a model, interpolated between batch sizes:
+the line through the two smallest budgets, the best batch size of the second one, and Step Law. The
+results are in docs/log/2026-11-larger-runs.md.
 """
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from sweep.analysis.law import LEAST_BUDGETS
+from sweep.analysis.published_laws import LAWS, Scale
 from sweep.decision.curves import Floats, Points, possible_curves
 from sweep.decision.rates import rate_points
 
 LOSS = "smooth loss"
 NOISE = 0.002  # standard deviation of a loss, for the fits over rates and batch sizes
 LEAST_POINTS = 3
+NEAR = 0.03  # nats above the least loss, within which a parabola is fitted
+SEQUENCE = 2048  # tokens
 Lowest = Callable[[Floats, Floats], float]  # log batch sizes and losses to a log batch size
 
 
@@ -86,6 +93,36 @@ def exponents(columns: Sequence[Floats], values: Floats) -> str:
     return " | ".join(f"{value:.3f} ± {error:.3f}" for value, error in pairs)
 
 
+def print_regrets(budgets: Mapping[Any, tuple[Floats, Floats]]) -> None:
+    """Print what three choices give up at the largest budget of each model with three budgets.
+
+    Args:
+        budgets: log batch sizes and losses by model size and tokens.
+    """
+    lowest = parabola(NEAR)
+    print("| N | tokens | line | kept | Step Law |")
+    print("| --: | :-- | --: | --: | --: |")
+    for model in dict.fromkeys(model for model, _ in budgets):
+        tokens = sorted(count for of_model, count in budgets if of_model == model)
+        if len(tokens) < LEAST_BUDGETS:
+            continue
+        first, second, last = tokens[0], tokens[1], tokens[-1]
+        at_first, at_second = (lowest(*budgets[model, count]) for count in (first, second))
+        exponent = (at_second - at_first) / math.log(second / first)
+        [law] = [law for law in LAWS if law.name == "Step Law"]
+        in_tokens = law.batch_size(Scale(model, last))
+        choices = (
+            at_second + exponent * math.log(last / second),
+            at_second,
+            math.log(in_tokens / SEQUENCE),
+        )
+        log_sizes, losses = budgets[model, last]
+        regrets = [np.interp(choice, log_sizes, losses) - losses.min() for choice in choices]
+        cells = " | ".join(f"{regret:.4f}" for regret in regrets)
+        small = " and ".join(f"{count / 1e9:.3g}" for count in (first, second))
+        print(f"| {model / 1e6:.0f}M | {small} → {last / 1e9:.3g} billion | {cells} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
@@ -95,11 +132,13 @@ def main() -> None:
 
     print("| fit over batch sizes | D, with N | N | D, without N |")
     print("| :-- | --: | --: | --: |")
-    fits = {"parabola, within 0.03 of the least": parabola(0.03), "own class": own_class}
+    fits = {"parabola, within 0.03 of the least": parabola(NEAR), "own class": own_class}
     for name, lowest in fits.items():
         best = np.array([lowest(*of_budget) for of_budget in budgets.values()])
         with_models = exponents([log_tokens, log_models], best)
         print(f"| {name} | {with_models} | {exponents([log_tokens], best)} |")
+    print()
+    print_regrets(budgets)
 
 
 if __name__ == "__main__":
