@@ -592,5 +592,18 @@ def describe_published(published: Sequence[Published]) -> list[str]:
     return lines
 
 
+def describe_suggestion(answer: Recommendation) -> list[str]:
+    """Write what published laws say, and how a search begins with their rates."""
+    lines = describe_published(answer.published)
+    rates = [law.learning_rate for law in answer.published if law.learning_rate is not None]
+    if rates:
+        middle = math.exp(float(np.mean(np.log(rates))))
+        lines.append(
+            f"`--tune-centre {middle:.2g}` begins a search of the rates there. Its grid still has "
+            "to bracket the best one."
+        )
+    return lines
+
+
 def _tokens(number: float) -> str:
     return f"{format_count(float(f'{number:.3g}'))} tokens"

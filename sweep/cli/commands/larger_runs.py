@@ -73,11 +73,11 @@ def suggest(params: int, tokens: int, json: bool) -> None:
 
     A law gives a number only inside the range in which it was fitted.
     """
-    from sweep.analysis.recommend import describe_published
+    from sweep.analysis.recommend import describe_suggestion
     from sweep.analysis.recommend import suggest as suggest_from
 
     answer = suggest_from(params, tokens)
     if json:
         print_document(answer.as_json())
         return
-    echo("\n".join(describe_published(answer.published)))
+    echo("\n".join(describe_suggestion(answer)))
