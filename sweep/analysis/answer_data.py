@@ -8,7 +8,6 @@ import numpy as np
 
 from sweep.analysis.checks.trials import LEAST_CLIP_RATE, MOST_CLIP_RATES
 from sweep.analysis.tables import Estimate
-from sweep.config.numbers import format_count
 from sweep.config.objective import Objective
 from sweep.decision.decision import UNDECIDED
 
@@ -153,7 +152,7 @@ class AnswerData:
         text = f"{start} batch size {self.recommended}"
         tokens = self[self.recommended].batch_size_tokens
         if tokens is not None:
-            text += f" ({format_count(tokens)} tokens)"
+            text += f" ({tokens:,} tokens)"
         text += f"{self.with_optimizer}: {self.basis}"
         if self.pursues == self.compared_side or self.fewest_tokens.batch_size is None:
             return f"{text}."

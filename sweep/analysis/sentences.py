@@ -40,6 +40,8 @@ def describe(answer: AnswerData) -> list[str]:
             lines.append(f"{start}{each.with_optimizer}: {reason}")
             start = "Also"
     lines.append(f"This holds for {answer.scope} {LONGER}")
+    if answer.settle_longer is None:
+        lines[-1] += " Sweeps of several budgets measure it (sweep run --budget 1M,4M,16M)."
     return lines
 
 

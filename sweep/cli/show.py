@@ -184,7 +184,7 @@ def _in_tokens(batch_size: int, plan: Plan) -> str | None:
     """Write a batch size in tokens; None for examples without tokens."""
     if plan.tokens_per_sequence == 1:
         return None
-    return format_count(batch_size * plan.tokens_per_sequence)
+    return f"{batch_size * plan.tokens_per_sequence:,}"
 
 
 def _rates_of(rows: Sequence[PlannedTrial]) -> str:
