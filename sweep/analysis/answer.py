@@ -101,6 +101,15 @@ def decide_trials(
     return table.index, decision
 
 
+@dataclass(frozen=True)
+class SoonestOfBudgets:
+    """The soonest batch size by the losses of several budgets."""
+
+    side: Side
+    reasons: tuple[str, ...]  # why it is provisional, sentences
+    is_decided: bool  # whether no other batch size may be as soon
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Trials of one policy and optimizer, and the decision about their batch sizes."""
@@ -121,14 +130,14 @@ class Comparison:
 def build_answer(
     comparison: Comparison,
     settings: AnswerSettings = DEFAULT_SETTINGS,
-    soonest_of_budgets: Side | None = None,
+    of_budgets: SoonestOfBudgets | None = None,
 ) -> Answer:
     """Build the answer about what counts, with prices if a device has one.
 
     Args:
         comparison: what is compared.
         settings: what counts, and the price of a device.
-        soonest_of_budgets: the soonest batch size by several budgets; None without these.
+        of_budgets: the soonest batch size by several budgets; None without these.
     """
     objective = comparison.objective
     decision = comparison.decision
@@ -146,8 +155,9 @@ def build_answer(
 
     if comparison.time_budget_seconds is None:
         fewest_tokens = _find_fewest_tokens(rows, comparison, candidates)
-        soonest = soonest_of_budgets
-        if soonest is None:
+        if of_budgets is not None:
+            soonest = of_budgets.side
+        else:
             soonest = find_soonest(
                 comparison.decision_with_times,
                 times,
@@ -168,18 +178,19 @@ def build_answer(
     compared = side_of_losses(comparison.time_budget_seconds)
     pursues: str = settings.pursues
     if pursues == "auto":  # time where trainings end at one loss, or after one time
-        has_times = soonest_of_budgets is None and soonest.batch_size is not None
-        pursues = "time" if has_times else compared
+        is_at_one_loss = of_budgets is None and soonest.batch_size is not None
+        pursues = "time" if is_at_one_loss else compared
     elif sides[pursues].batch_size is None:
         reasons.append(f"--for {pursues}: {sides[pursues].reason}")
         pursues = compared
-    if pursues == "time" or comparison.time_budget_seconds is not None:
-        reasons += times.reasons
-
     chosen = sides[pursues]
     decided = _is_decided(comparison, settings.question, pursues, chosen)
-    if pursues == "time" and soonest_of_budgets is not None:
-        decided = chosen.candidates == [chosen.batch_size]
+    if pursues == "time" and of_budgets is not None:
+        reasons += [reason for reason in of_budgets.reasons if reason not in reasons]
+        if settings.question == "which":
+            decided = of_budgets.is_decided
+    elif pursues == "time" or comparison.time_budget_seconds is not None:
+        reasons += times.reasons
     assert chosen.batch_size is not None, "the side that losses compare has a batch size"
     return Answer(
         policy=comparison.policy,

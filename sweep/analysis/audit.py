@@ -8,6 +8,7 @@ from sweep.analysis.any_table import Table, read_tables
 from sweep.analysis.checks import FAIL, Check, check_rows
 from sweep.analysis.checks.table import prepare
 from sweep.analysis.judge import judge_trials, objective_of
+from sweep.config.numbers import format_count
 
 
 def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Che
             for policy in policies:
                 parts = [policy.label] if len(policies) > 1 else []
                 if has_budgets:
-                    parts.append(f"budget {budget:g}")
+                    parts.append(f"budget {format_count(float(str(budget)))}")
                 yield ", ".join(parts), policy.checks
         return
     has_no_rate = table.rows["learning_rate"].isna().all()

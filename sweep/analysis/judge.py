@@ -1,7 +1,7 @@
 """Judge the trials of a sweep: the checks, the decision and the answer of each policy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from sweep.analysis.answer import (
     DEFAULT_SETTINGS,
     Answer,
     Comparison,
+    SoonestOfBudgets,
     build_answer,
     build_ranking,
     decide_trials,
@@ -41,6 +42,10 @@ UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
     "missing."
 )
+
+
+# Returns None if there is no smaller budget to compare with.
+FindSoonest = Callable[["PolicyResult"], SoonestOfBudgets | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +116,7 @@ def judge_trials(
     plan: Plan | None = None,
     timing: Timing | None = None,
     settings: AnswerSettings = DEFAULT_SETTINGS,
+    find_soonest: FindSoonest | None = None,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv, and answer.
 
@@ -121,6 +127,7 @@ def judge_trials(
         plan: the sweep's; None for a table.
         timing: measured steps.
         settings: what counts, and the price of a device; the tolerance is that of the objective.
+        find_soonest: finds the soonest batch size by several budgets; None without these.
     """
     rows = rows_of_trials(trials, objective)
     has_optimizers = rows["optimizer"].nunique() > 1
@@ -155,7 +162,7 @@ def judge_trials(
     finals = _final_values(rows, objective)
     decided: list[PolicyResult] = []
     for results in by_policy.values():
-        decided += _decide_policy(results, finals, objective, timing, settings)
+        decided += _decide_policy(results, finals, objective, timing, settings, find_soonest)
     return decided
 
 
@@ -228,6 +235,7 @@ def _decide_policy(
     objective: Objective,
     timing: Timing | None,
     settings: AnswerSettings,
+    find_soonest: FindSoonest | None,
 ) -> list[PolicyResult]:
     """Decide about the optimizers of a policy together; the best one's answer ranks them."""
     finals = finals[finals["label"].isin([result.label for result in results])]
@@ -285,7 +293,10 @@ def _decide_policy(
             scope=result.scope,
             optimizer=result.optimizer,
         )
-        answer = build_answer(comparison, settings)
+        of_budgets = None
+        if find_soonest is not None:
+            of_budgets = find_soonest(replace(result, comparison=comparison))
+        answer = build_answer(comparison, settings, of_budgets)
         answered.append(replace(result, comparison=comparison, answer=answer))
 
     if len(results) > 1 and answered:

@@ -136,7 +136,8 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     budget = sweep.plan.token_budget
     if search.has_missed_budget():
         return None
-    if sweep.plan.settings.target is not None or budget is None:
+    is_known = answer.soonest.batch_size is not None  # but for the times
+    if is_known or sweep.plan.settings.target is not None or budget is None:
         return command_for_times(sweep)
 
     size = answer.fewest_tokens.batch_size
@@ -213,6 +214,8 @@ def command_for_longer(sweep: SweepTables) -> str | None:
         )
         changes |= {"timing": None, "out": search.free_out("tokens")}
     budgets = _budgets_around(tokens, plan.epochs)
+    if not budgets:
+        return None
     with contextlib.suppress(SweepError):
         for budget in budgets:  # each is refused as by itself
             propose(plan, {**changes, "budget": budget}, is_elsewhere=True)
@@ -221,12 +224,17 @@ def command_for_longer(sweep: SweepTables) -> str | None:
 
 
 def _budgets_around(tokens: int, epochs: float | None) -> list[int]:
-    """Return budgets from this one on, or if the data would repeat too often, up to it."""
-    powers = range(LEAST_BUDGETS)
-    if epochs is not None:
-        most = [power for power in powers if epochs * BUDGET_FACTOR**power <= MOST_EPOCHS]
-        first = max(most, default=0) - LEAST_BUDGETS + 1
-        powers = range(first, first + LEAST_BUDGETS)
+    """Return budgets from this one on, or smaller ones too if the data would repeat too often.
+
+    There are none if the data are repeated too often already.
+    """
+    first = 0
+    if epochs is not None and epochs > 0:
+        if epochs > MOST_EPOCHS:
+            return []
+        more = math.floor(math.log(MOST_EPOCHS / epochs) / math.log(BUDGET_FACTOR))
+        first = min(0, more + 1 - LEAST_BUDGETS)
+    powers = range(first, first + LEAST_BUDGETS)
     return [round(tokens * BUDGET_FACTOR**power) for power in powers]
 
 

@@ -68,15 +68,18 @@ def step_law_rate(scale: Scale) -> float:
     return float(1.79 * scale.parameters**-0.713 * scale.tokens**0.307)
 
 
+# Exponents of the best batch size in training tokens: Power Lines, and Step Law.
+EXPONENTS = (0.38, 0.57)
+STEP_LAW = PublishedLaw(
+    name="Step Law",
+    source="arXiv 2503.04715, and the means of the authors' 1,000 released fits",
+    kind="best",
+    ranges=(Range("parameters", 0.2e9, 1.1e9), Range("tokens", 4e9, 100e9)),
+    batch_size=lambda scale: 0.58 * scale.tokens**0.571,
+    learning_rate=step_law_rate,
+)
 LAWS = (
-    PublishedLaw(
-        name="Step Law",
-        source="arXiv 2503.04715, and the means of the authors' 1,000 released fits",
-        kind="best",
-        ranges=(Range("parameters", 0.2e9, 1.1e9), Range("tokens", 4e9, 100e9)),
-        batch_size=lambda scale: 0.58 * scale.tokens**0.571,
-        learning_rate=step_law_rate,
-    ),
+    STEP_LAW,
     PublishedLaw(
         name="DeepSeek LLM",
         source="arXiv 2401.02954, section 3.1, formula 1",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.analysis import checks, tables
-from sweep.analysis.answer import Answer, Comparison, build_answer
+from sweep.analysis.answer import Answer, SoonestOfBudgets
 from sweep.analysis.answer_data import join
 from sweep.analysis.budgets import (
     BudgetAnswer,
@@ -104,9 +104,8 @@ class Sweep(tables.SweepTables):
             self.plan,
             timing=self.timing,
             settings=settings.answer,
+            find_soonest=self._find_soonest,
         )
-        if self.smaller:
-            results = [self._with_soonest(result) for result in results]
         if not settings.workload.is_program:
             return results
         command = check_of_command(self.plan)
@@ -115,25 +114,25 @@ class Sweep(tables.SweepTables):
         added = checks.checks_of_command(self.checked, command)
         return [replace(result, checks=[*result.checks, *added]) for result in results]
 
-    def _with_soonest(self, result: PolicyResult) -> PolicyResult:
-        """Return the result of the largest budget, with the soonest batch size by all budgets."""
+    def _find_soonest(self, result: PolicyResult) -> SoonestOfBudgets | None:
+        """Find the soonest batch size by this budget and the smaller ones."""
+        if not self.smaller or self.plan.settings.target is not None:
+            return None
         budgets = []
         answers = []
-        for of_budget in self.smaller:
+        for of_budget in self.by_budget[:-1]:
             assert isinstance(of_budget, Sweep)
             for smaller in of_budget._results:
-                if smaller.label == result.label and smaller.comparison is not None:
-                    budgets.append(_at_budget(of_budget, smaller, smaller.comparison))
+                if smaller.label == result.label and smaller.answer is not None:
+                    budgets.append(_at_budget(of_budget, smaller))
                     answers.append(smaller.answer)
-        if not answers or answers[-1] is None:
-            return result
+        if not answers:
+            return None
         reference = answers[-1].fewest_tokens.batch_size
-        if result.answer is None or result.comparison is None or reference is None:
-            return result
-        budgets.append(_at_budget(self, result, result.comparison))
-        soonest = find_soonest_of_budgets(budgets, reference)
-        answer = build_answer(result.comparison, self.plan.settings.answer, soonest)
-        return replace(result, answer=replace(answer, optimizers=result.answer.optimizers))
+        if reference is None:
+            return None
+        budgets.append(_at_budget(self, result))
+        return find_soonest_of_budgets(budgets, reference, self.plan.settings.token_unit)
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
@@ -186,10 +185,12 @@ class Sweep(tables.SweepTables):
             label = result.label
             answered.insert(0, _answer_of_budget(tokens, result))
         finished = tuple(answered)
-        return tuple(
-            replace(budget, answer=with_worth(finished, index))
-            for index, budget in enumerate(finished)
-        )
+        longer = command_for_longer(self)
+        budgets = []
+        for index, budget in enumerate(finished):
+            answer = replace(with_worth(finished, index), settle_longer=longer)
+            budgets.append(replace(budget, answer=answer))
+        return tuple(budgets)
 
     @cached_property
     def law(self) -> Law | None:
@@ -210,10 +211,10 @@ class Sweep(tables.SweepTables):
             lines = [describe_without_answer(self)]
             answer = self.answer()  # that of a smaller budget
             if answer is not None:
-                lines += describe(answer)
+                lines += describe(answer, has_budgets=len(self.smaller) > 0)
             return lines
 
-        lines = describe(result.answer)
+        lines = describe(result.answer, has_budgets=len(self.smaller) > 0)
         answer = result.answer
         rows = [row for row in answer.batch_sizes if row.tolerance_verdict == UNDECIDED]
         seeds = [row.seeds for row in rows]
@@ -250,9 +251,15 @@ class Sweep(tables.SweepTables):
         return "<br>".join([*map(html.escape, self.sentences()), table])
 
 
-def _at_budget(sweep: Sweep, result: PolicyResult, comparison: Comparison) -> AtBudget:
-    rates = rates_of_finals([result], comparison.finals)
-    return AtBudget(tokens=sweep.plan.budget_tokens, comparison=comparison, rates=rates)
+def _at_budget(sweep: Sweep, result: PolicyResult) -> AtBudget:
+    assert result.comparison is not None
+    plan = sweep.plan
+    return AtBudget(
+        tokens=plan.budget_tokens,
+        epochs=0.0 if plan.data is None else plan.epochs,
+        comparison=result.comparison,
+        rates=rates_of_finals([result], result.comparison.finals),
+    )
 
 
 def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
@@ -288,12 +295,12 @@ def load_sweep(
     loaded = tables.load_tables(path)
     changes = {"pursues": pursues, "price": price, "question": question}
     changes = {name: value for name, value in changes.items() if value is not None}
-    of_budgets = []
+    of_budgets: list[Sweep] = []
     for of_budget in loaded.by_budget:
         plan = of_budget.plan.with_answer(**changes) if changes else of_budget.plan
-        of_budgets.append(Sweep(**vars(of_budget) | {"plan": plan, "smaller": ()}))
-    *smaller, largest = of_budgets
-    return Sweep(**vars(largest) | {"smaller": tuple(smaller)})
+        smaller = tuple(of_budgets)
+        of_budgets.append(Sweep(**vars(of_budget) | {"plan": plan, "smaller": smaller}))
+    return of_budgets[-1]
 
 
 def _describe_curve(curve: StepsCurve) -> list[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.answer_data import AnswerData, BatchSizeAnswer, OptimizerGap, Ranking, join
+from sweep.analysis.published_laws import EXPONENTS
 from sweep.analysis.tables import CURVES, SweepTables, final_trials, find_gains, mean_of
 from sweep.config.objective import Objective
 from sweep.decision.decision import OUTSIDE, UNDECIDED
@@ -16,7 +17,8 @@ BEST = "the best of those tried"
 BEST_OF_COMPARED = "the best of those compared"
 LONGER = (
     "For longer trainings the best batch size usually grows: published exponents of the tokens are "
-    "0.38 to 0.57, of far larger language models, so no number is computed from them here."
+    f"{EXPONENTS[0]} to {EXPONENTS[1]}, fitted to language models of over 0.1 billion parameters, "
+    "so no number is computed from them here."
 )
 
 
@@ -25,8 +27,13 @@ def best_of(rows: Sequence[BatchSizeAnswer]) -> str:
     return BEST if all(row.mean is not None for row in rows) else BEST_OF_COMPARED
 
 
-def describe(answer: AnswerData) -> list[str]:
-    """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
+def describe(answer: AnswerData, has_budgets: bool = False) -> list[str]:
+    """Write the answer in a few sentences, the recommendation first, then why it is provisional.
+
+    Args:
+        answer: what is written.
+        has_budgets: whether other budgets were measured, which have sentences of their own.
+    """
     lines = _describe_sizes(answer)
     answers = answer.of_all_optimizers
     ranking = answer.optimizers
@@ -39,9 +46,12 @@ def describe(answer: AnswerData) -> list[str]:
         for reason in each.reasons:
             lines.append(f"{start}{each.with_optimizer}: {reason}")
             start = "Also"
-    lines.append(f"This holds for {answer.scope} {LONGER}")
-    if answer.settle_longer is None:
-        lines[-1] += " Sweeps of several budgets measure it (sweep run --budget 1M,4M,16M)."
+    validity = f"This holds for {answer.scope}"
+    if not has_budgets:
+        validity += f" {LONGER}"
+        if answer.settle_longer is None:
+            validity += " Sweeps of several budgets, each several times the one before, measure it."
+    lines.append(validity)
     return lines
 
 

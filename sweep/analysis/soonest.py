@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtrit
 
-from sweep.analysis.answer import Comparison, decide_trials
+from sweep.analysis.answer import Comparison, SoonestOfBudgets, decide_trials
 from sweep.analysis.answer_data import Side, join
+from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.sides import LogTimeRatios, unknown_side
 from sweep.analysis.tuned_rates import TunedRate
-from sweep.config.numbers import format_count, format_seconds
-from sweep.decision.curves import Floats
-from sweep.decision.decision import PRIOR_DEGREES, Decision
+from sweep.config.numbers import format_count
+from sweep.config.objective import LOSS
+from sweep.decision.decision import LOOKS, Decision, critical_values
 from sweep.decision.equal_amounts import ERROR
 from sweep.decision.soonest import Bounded, log_tokens_to_loss
 
 # Parts of the error of losses: both budgets, and the change of the reference between them.
 PARTS = 3
+NOT_KNOWN = "It is not known which batch size is the soonest"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class AtBudget:
     """The trials of one policy at one budget."""
 
     tokens: int  # the budget
+    epochs: float | None  # passes over the data; None: not known
     comparison: Comparison
     rates: dict[tuple[str, int], TunedRate]  # by label and batch size; empty unless tuned
 
@@ -44,83 +46,151 @@ class AtBudget:
         _, decision = decided
         return replace(decision, other_errors=self.comparison.decision.other_errors)
 
-    def seeds_of(self, size: int) -> int:
-        """Return the number of complete seeds of a batch size."""
+    def error_of(self, size: int) -> float:
+        """Return the error of the loss of a batch size; infinite if it is not known."""
         finals = self.comparison.finals
         values = finals.loc[finals["batch_size"] == size, "value"]
-        return int(np.isfinite(values).sum())
+        seeds = int(np.isfinite(values).sum())
+        if seeds < 2:
+            return math.inf
+        has_looks = finals["has_looks"].astype(str).eq("True").any()
+        looks = {seeds, *LOOKS} if has_looks else {seeds}
+        critical = critical_values(2, tuple(sorted(looks)), ERROR / PARTS)[seeds]
+
+        decision = self.comparison.decision
+        index = self.sizes.index(size)
+        error = critical * math.sqrt(float(decision.variance[index]) / seeds)
+        if decision.rates is not None:
+            error += float((decision.rates.regret_high - decision.rates.regret_low)[index])
+        return error if math.isfinite(error) else math.inf
 
 
-def find_soonest_of_budgets(budgets: Sequence[AtBudget], reference: int) -> Side:
-    """Return the batch size that is the first to reach a loss between the two largest budgets.
+def find_soonest_of_budgets(
+    budgets: Sequence[AtBudget], reference: int, unit: str
+) -> SoonestOfBudgets:
+    """Find the batch size that is the first to reach a loss between the two largest budgets.
 
     Args:
-        budgets: ascending, at least two; a third one tells how the curves bend.
+        budgets: ascending, at least two; a third one tells whether the curves are convex.
         reference: the batch size whose loss at the second-largest budget is to be reached.
+        unit: what budgets count, such as tokens.
     """
     *_, smaller, larger = budgets
     comparison = larger.comparison
-    times = comparison.times
-    if reference not in smaller.sizes or reference not in larger.sizes:
-        return unknown_side(
-            "It is not known which batch size is the soonest: that needs batch size "
-            f"{reference} at the two largest budgets."
-        )
-    decision = larger.decide()
-    is_timed = [size not in times.unknown for size in larger.sizes]
-    is_compared = np.isfinite(decision.mean) & np.array(is_timed)
-    if not is_compared[larger.sizes.index(reference)]:
-        return unknown_side(f"The time of batch size {reference} is not known.")
+    problem = _problem(smaller, larger, reference)
+    if problem:
+        return SoonestOfBudgets(unknown_side(f"{NOT_KNOWN}: {problem}."), (), False)
 
+    decision = larger.decide()
     decision_of_smaller = smaller.decide()
     at_smaller = _excess(smaller.sizes, decision_of_smaller, reference, larger.sizes)
     at_larger = _excess(larger.sizes, decision, reference, larger.sizes)
-    change, error = _change_of(reference, (smaller, decision_of_smaller), (larger, decision))
-    at_larger = Bounded(
-        estimate=at_larger.estimate + change,
-        low=at_larger.low + change - error,
-        high=at_larger.high + change + error,
-    )
+    change = _loss_of(larger, reference) - _loss_of(smaller, reference)
+    error = math.hypot(smaller.error_of(reference), larger.error_of(reference))
+    if not change + error < 0:
+        problem = f"the loss of batch size {reference} may not fall between the two largest budgets"
+        return SoonestOfBudgets(unknown_side(f"{NOT_KNOWN}: {problem}."), (), False)
     reached = log_tokens_to_loss(
         (math.log(smaller.tokens), math.log(larger.tokens)),
         at_smaller,
-        at_larger,
+        Bounded(
+            estimate=at_larger.estimate + change,
+            low=at_larger.low + change - error,
+            high=at_larger.high + change + error,
+        ),
         _curvatures(budgets, larger.sizes),
     )
 
-    estimate, ratio_low, ratio_high = times.log_ratios
+    times = comparison.times
+    is_compared = np.isfinite(decision.mean) & ~np.isin(larger.sizes, times.unknown)
+    ratio, ratio_low, ratio_high = times.log_ratios
     low = reached.low[:, None] - reached.high[None, :] + ratio_low
     high = reached.high[:, None] - reached.low[None, :] + ratio_high
     np.fill_diagonal(low, 0.0)
     np.fill_diagonal(high, 0.0)
-    between = reached.estimate[:, None] - reached.estimate[None, :] + estimate
+    between = reached.estimate[:, None] - reached.estimate[None, :] + ratio
     may_be = LogTimeRatios(estimate=between, low=low, high=high).may_be_soonest & is_compared
 
-    seconds = [_seconds_per_token(larger, size) for size in larger.sizes]
-    latest = np.log(seconds) + reached.high
-    chosen = int(np.where(may_be, latest, math.inf).argmin())
-    size = larger.sizes[chosen]
+    seconds = np.array([_seconds_per_token(larger, size) for size in larger.sizes])
+    latest = np.where(may_be, np.log(seconds) + reached.high, math.inf)
+    chosen = int(latest.argmin())
+    tried = {size for budget in budgets for size in budget.sizes}
+    compared = {size for size, is_in in zip(larger.sizes, is_compared, strict=True) if is_in}
+    missing = sorted(tried - compared)
+    candidates = [size for size, is_in in zip(larger.sizes, may_be, strict=True) if is_in]
+    side = _side(budgets, reference, unit, candidates, missing, larger.sizes[chosen])
     value = math.exp(reached.estimate[chosen]) * seconds[chosen]
-    estimates = decision_of_smaller.best_estimate
-    loss = comparison.objective.value(float(estimates[smaller.sizes.index(reference)]))
-    details = [format_seconds(value)] if math.isfinite(value) else []
-    candidates = [other for other, is_in in zip(larger.sizes, may_be, strict=True) if is_in]
+    side = replace(side, value=float(value) if math.isfinite(value) else None)
+    reasons = tuple(_reasons(budgets))
+    is_decided = not missing and len(candidates) == 1 and times.has_intervals and not reasons
+    return SoonestOfBudgets(side, reasons, is_decided)
+
+
+def _problem(smaller: AtBudget, larger: AtBudget, reference: int) -> str:
+    """Return why no batch size can be named; "" if one can."""
+    if larger.comparison.optimizer:
+        return "several optimizers are not compared over budgets"
+    if larger.epochs is not None and larger.epochs > MOST_EPOCHS:
+        return f"the largest budget has over {MOST_EPOCHS} epochs of the data"
+    for budget in (smaller, larger):
+        index = budget.sizes.index(reference) if reference in budget.sizes else None
+        if index is None or not math.isfinite(budget.comparison.decision.mean[index]):
+            return f"that needs results of batch size {reference} at the two largest budgets"
+        if not math.isfinite(budget.error_of(reference)):
+            return f"the error of the loss of batch size {reference} is not known"
+    if reference in larger.comparison.times.unknown:
+        return f"the time of batch size {reference} is not known"
+    return ""
+
+
+def _side(
+    budgets: Sequence[AtBudget],
+    reference: int,
+    unit: str,
+    candidates: list[int],
+    missing: list[int],
+    size: int,
+) -> Side:
+    """Describe the batch size that takes the least time in the worst case."""
+    *_, smaller, larger = budgets
+    objective = larger.comparison.objective
+    loss = objective.value(_loss_of(smaller, reference))
+    start = "the soonest" if candidates == [size] else "in the worst case the soonest"
+    if missing:
+        start += " of those compared at the largest budget"
+    basis = (
+        f"{start} to a {objective.metric} of {loss:.4g}, which batch size {reference} reaches at "
+        f"{format_count(smaller.tokens)} {unit}"
+    )
     others = [other for other in candidates if other != size]
     if others:
-        details.append(f"{join(others, 'or')} may be as soon")
-    end = f" ({'; '.join(details)})" if details else ""
-    reasons = [*comparison.reasons, *smaller.comparison.reasons, *times.reasons]
+        basis += f" ({join(others, 'or')} may be as soon)"
+    reasons = _reasons(budgets)
     return Side(
         batch_size=size,
         candidates=candidates,
-        basis=(
-            f"the soonest to a {comparison.objective.metric} of {loss:.4g}, which batch size "
-            f"{reference} reaches at {format_count(smaller.tokens)} tokens{end}"
-        ),
-        value=value if math.isfinite(value) else None,
-        interval=_interval(larger, size, reached, chosen),
-        reason=" ".join(dict.fromkeys(reasons)) if reasons else None,
+        basis=basis,
+        value=None,
+        interval=None,
+        reason=" ".join(reasons) if reasons else None,
     )
+
+
+def _reasons(budgets: Sequence[AtBudget]) -> list[str]:
+    """Return why what the budgets tell together is provisional."""
+    reasons: list[str] = []
+    for budget in budgets[-3:]:
+        at = f"At a budget of {format_count(budget.tokens)}: "
+        reasons += [f"{at}{reason}" for reason in budget.comparison.reasons]
+    if budgets[-1].epochs is None:
+        reasons.append("How often the data are repeated is not known.")
+    reasons += budgets[-1].comparison.times.reasons
+    return reasons
+
+
+def _loss_of(budget: AtBudget, size: int) -> float:
+    """Return the estimated loss of a batch size at its best rate."""
+    return float(budget.comparison.decision.best_estimate[budget.sizes.index(size)])
 
 
 def _excess(
@@ -130,13 +200,9 @@ def _excess(
     base = sizes.index(reference)
     low, high = decision.differences
     estimate = decision.best_estimate - decision.best_estimate[base]
-    excess = Bounded(
-        estimate=np.full(len(wanted), math.nan),
-        low=np.full(len(wanted), -math.inf),
-        high=np.full(len(wanted), math.inf),
-    )
+    excess = _not_known(len(wanted))
     for position, size in enumerate(wanted):
-        if size not in sizes:
+        if size not in sizes or not math.isfinite(estimate[sizes.index(size)]):
             continue
         index = sizes.index(size)
         excess.estimate[position] = estimate[index]
@@ -145,45 +211,42 @@ def _excess(
     return excess
 
 
-def _change_of(
-    reference: int, first: tuple[AtBudget, Decision], last: tuple[AtBudget, Decision]
-) -> tuple[float, float]:
-    """Return by how much the loss of a batch size changes between budgets, and the error."""
-    estimates = []
-    variance = 0.0
-    degrees = []
-    regret = 0.0
-    for budget, decision in (first, last):
-        index = budget.sizes.index(reference)
-        seeds = budget.seeds_of(reference)
-        estimates.append(float(decision.best_estimate[index]))
-        variance += float(decision.variance[index]) / max(seeds, 1)
-        degrees.append(seeds - 1 + PRIOR_DEGREES)
-        if decision.rates is not None:
-            regret += float((decision.rates.regret_high - decision.rates.regret_low)[index])
-    critical = float(stdtrit(min(degrees), 1 - ERROR / PARTS / 2))
-    error = critical * math.sqrt(variance) + regret
-    return estimates[1] - estimates[0], error if math.isfinite(error) else math.inf
+def _not_known(count: int) -> Bounded:
+    return Bounded(
+        estimate=np.full(count, math.nan),
+        low=np.full(count, -math.inf),
+        high=np.full(count, math.inf),
+    )
 
 
-def _curvatures(budgets: Sequence[AtBudget], sizes: Sequence[int]) -> Floats:
+def _curvatures(budgets: Sequence[AtBudget], sizes: Sequence[int]) -> Bounded:
     """Return the second divided differences of the losses at the three largest budgets.
 
-    NaN for a batch size that was not compared at each of them.
+    They are not known for a batch size that was not compared at each of them, and for metrics
+    other than the loss, whose curves need not be convex.
     """
     nearest = budgets[-3:]
-    curvatures = np.full(len(sizes), math.nan)
-    if len(nearest) < 3:
+    curvatures = _not_known(len(sizes))
+    if len(nearest) < 3 or nearest[-1].comparison.objective.name != LOSS.name:
         return curvatures
-    positions = np.log([budget.tokens for budget in nearest])
-    for index, size in enumerate(sizes):
+    start, middle, end = np.log([budget.tokens for budget in nearest])
+    weights = np.array(
+        [
+            1 / ((middle - start) * (end - start)),
+            -1 / ((middle - start) * (end - middle)),
+            1 / ((end - middle) * (end - start)),
+        ]
+    )
+    for position, size in enumerate(sizes):
         if all(size in budget.sizes for budget in nearest):
-            losses = [
-                budget.comparison.decision.best_estimate[budget.sizes.index(size)]
-                for budget in nearest
-            ]
-            slopes = np.diff(losses) / np.diff(positions)
-            curvatures[index] = (slopes[1] - slopes[0]) / (positions[2] - positions[0])
+            losses = [_loss_of(budget, size) for budget in nearest]
+            errors = [budget.error_of(size) for budget in nearest]
+            estimate = float(weights @ np.array(losses))
+            error = float(np.linalg.norm(weights * np.array(errors)))
+            if math.isfinite(estimate):
+                curvatures.estimate[position] = estimate
+                curvatures.low[position] = estimate - error
+                curvatures.high[position] = estimate + error
     return curvatures
 
 
@@ -193,17 +256,3 @@ def _seconds_per_token(budget: AtBudget, size: int) -> float:
     if size not in times.seconds:
         return math.nan
     return times.seconds[size].median / times.tokens.get(size, math.nan)
-
-
-def _interval(
-    budget: AtBudget, size: int, reached: Bounded, index: int
-) -> tuple[float, float] | None:
-    """Return the bounds of the time of a batch size; None if one is not known."""
-    times = budget.comparison.times
-    seconds = times.seconds[size]
-    per_token = 1 / times.tokens.get(size, math.nan)
-    low = math.exp(reached.low[index]) * seconds.low * per_token
-    high = math.exp(reached.high[index]) * seconds.high * per_token
-    if not seconds.is_interval or not math.isfinite(low + high):
-        return None
-    return low, high

@@ -19,7 +19,7 @@ from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
 from sweep.analysis.tables import read_execution
 from sweep.config.experiment import AnswerSettings
-from sweep.config.numbers import MOST_BATCHES
+from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective
 from sweep.config.settings import parse_settings
 from sweep.errors import SweepError
@@ -128,7 +128,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
     for name in ("model", "model_size", "dataset", "schedule", "budget"):
         if name in table.rows and table.rows[name].nunique() > 1:
-            values = short_text(", ".join(sorted({*table.rows[name]})))
+            values = short_text(", ".join(sorted(map(_write_cell, {*table.rows[name]}))))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
             raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
 
@@ -169,6 +169,10 @@ def _trials_of(table: Table) -> pd.DataFrame:
     if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
+
+
+def _write_cell(cell: object) -> str:
+    return format_count(cell) if isinstance(cell, float) else str(cell)
 
 
 class TableAnswer(NamedTuple):

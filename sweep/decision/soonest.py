@@ -1,7 +1,4 @@
-"""Tokens at which each batch size reaches one loss, from its losses at two budgets.
-
-Losses fall with the budget, and less and less per unit of ln tokens: the curve is convex there.
-"""
+"""Tokens at which each batch size reaches one loss, from its losses at two budgets or more."""
 
 import math
 from dataclasses import dataclass
@@ -23,63 +20,64 @@ class Bounded:
 
 
 def log_tokens_to_loss(
-    log_tokens: tuple[float, float], smaller: Bounded, larger: Bounded, curvature: Floats
+    log_tokens: tuple[float, float], smaller: Bounded, larger: Bounded, curvature: Bounded
 ) -> Bounded:
     """Return the logarithms of the tokens at which each batch size reaches a loss.
 
-    It is reached at the latest where the chord of the two budgets reaches it, because the curve is
-    convex. The estimate is where the quadratic does that goes through a third budget too, and its
-    difference from the chord counts twice for the earliest point. Without a third budget there is
-    no estimate between the two, and the earliest point is the smaller budget. The latest point of a
-    batch size that does not reach the loss is infinite, and its earliest one is the larger budget.
+    The bounds are the two budgets, if the loss is reached between them. If a third budget shows
+    that the curve is convex in ln tokens, the latest point is that of the chord of the two, and the
+    earliest one that of a quadratic with the largest curvature, at least twice the estimate. Then
+    the chord also tells how long before the smaller budget the loss is reached at the earliest.
+    The latest point of a batch size that may not reach the loss is infinite. There is an estimate
+    with a third budget, or if the smaller one reaches the loss.
 
     Args:
         log_tokens: those of the smaller and the larger budget.
         smaller: excess of the losses at the smaller budget over the loss to reach, (k,).
         larger: the same at the larger budget.
-        curvature: of the quadratic in ln tokens, (k,); NaN without a third budget.
+        curvature: second divided differences of the losses in ln tokens at three budgets, (k,).
     """
     first, last = log_tokens
-    share = np.linspace(0.0, 1.0, POSITIONS)
     width = last - first
-    sag = np.maximum(curvature, 0.0)[:, None] * width**2 * (share * (1 - share))
+    share = np.linspace(0.0, 1.0, POSITIONS)
+    arc = width**2 * share * (1 - share)
+    is_convex = curvature.low > 0
+    is_known = np.isfinite(smaller.low) & np.isfinite(larger.high)
 
-    def chord(losses_first: Floats, losses_last: Floats) -> Floats:
-        return losses_first[:, None] + share * (losses_last - losses_first)[:, None]
-
-    def crossing(curve: Floats) -> Floats:
-        is_below = curve <= 0
+    def crossing(at_first: Floats, at_last: Floats, bend: Floats) -> Floats:
+        """Return where curves first reach 0; `last` where they do not, or are not known."""
+        bounded = np.where(is_convex & is_known, bend, 0.0)[:, None]
+        start = np.where(is_known, at_first, 0.0)[:, None]
+        end = np.where(is_known, at_last, 0.0)[:, None]
+        is_below = start + share * (end - start) - bounded * arc <= 0
         position = first + width * share[is_below.argmax(1)]
-        return np.where(is_below.any(1), position, math.inf)
+        return np.where(is_below.any(1), position, last)
 
-    with np.errstate(invalid="ignore"):
-        latest = crossing(chord(smaller.high, larger.high))
-        estimate = crossing(chord(smaller.estimate, larger.estimate) - sag)
-        earliest = crossing(chord(smaller.low, larger.low) - 2 * sag)
-        estimate = np.where(np.isfinite(estimate) & ~np.isnan(curvature), estimate, math.nan)
-        earliest = np.where(np.isnan(curvature), first, np.minimum(earliest, last))
+    latest = np.where(
+        is_convex & is_known, crossing(smaller.high, larger.high, np.zeros(len(is_known))), last
+    )
+    latest = np.where(smaller.high <= 0, first, latest)
+    latest = np.where(larger.high <= 0, latest, math.inf)
 
-        # Before the smaller budget the curve is at least as steep as the chord.
-        before = _before(first, smaller.estimate, (smaller.estimate - larger.estimate) / width)
-        estimate = np.where(smaller.estimate <= 0, before, estimate)
-        before = _before(first, smaller.low, (smaller.low - larger.high) / width)
-        earliest = np.where(smaller.low < 0, before, earliest)
-
-    is_untried = np.isnan(smaller.estimate)
-    reaches_it = larger.high <= 0
-    latest = np.where(is_untried, np.where(reaches_it, last, math.inf), latest)
-    earliest = np.where(is_untried, np.where(larger.low > 0, last, -math.inf), earliest)
+    most = np.maximum(2 * curvature.estimate, curvature.high)
+    earliest = np.where(is_convex & is_known, crossing(smaller.low, larger.low, most), first)
+    before = _before(first, smaller.low, (smaller.low - larger.high) / width)
+    earliest = np.where(smaller.low < 0, np.where(is_convex, before, -math.inf), earliest)
     earliest = np.where(larger.low > 0, last, earliest)
 
-    is_unknown = np.isnan(larger.estimate)
+    estimate = crossing(smaller.estimate, larger.estimate, curvature.estimate)
+    before = _before(first, smaller.estimate, (smaller.estimate - larger.estimate) / width)
+    estimate = np.where(smaller.estimate <= 0, before, estimate)
+    has_estimate = np.isfinite(estimate) & (larger.estimate <= 0) & is_known
+    has_estimate &= np.isfinite(curvature.estimate) | (smaller.estimate <= 0)
     return Bounded(
-        estimate=np.where(is_unknown, math.nan, estimate),
-        low=np.where(is_unknown, -math.inf, earliest),
-        high=np.where(is_unknown, math.inf, latest),
+        estimate=np.where(has_estimate, estimate, math.nan),
+        low=earliest,
+        high=latest,
     )
 
 
 def _before(first: float, excess: Floats, slope: Floats) -> Floats:
-    """Return where lines through an excess below 0 at the smaller budget cross 0 before it."""
+    """Return where lines with an excess below 0 at the smaller budget reach 0 before it."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(slope > 0, first + excess / slope, -math.inf)

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.law import LEAST_BUDGETS
-from sweep.analysis.published_laws import LAWS, Scale
+from sweep.analysis.published_laws import STEP_LAW, Scale
 from sweep.decision.curves import Floats, Points, possible_curves
 from sweep.decision.rates import rate_points
 
@@ -109,14 +109,14 @@ def print_regrets(budgets: Mapping[Any, tuple[Floats, Floats]]) -> None:
         first, second, last = tokens[0], tokens[1], tokens[-1]
         at_first, at_second = (lowest(*budgets[model, count]) for count in (first, second))
         exponent = (at_second - at_first) / math.log(second / first)
-        [law] = [law for law in LAWS if law.name == "Step Law"]
-        in_tokens = law.batch_size(Scale(model, last))
+        in_tokens = STEP_LAW.batch_size(Scale(model, last))
         choices = (
             at_second + exponent * math.log(last / second),
             at_second,
             math.log(in_tokens / SEQUENCE),
         )
         log_sizes, losses = budgets[model, last]
+        assert log_sizes.min() < min(choices) and max(choices) < log_sizes.max()
         regrets = [np.interp(choice, log_sizes, losses) - losses.min() for choice in choices]
         cells = " | ".join(f"{regret:.4f}" for regret in regrets)
         small = " and ".join(f"{count / 1e9:.3g}" for count in (first, second))
