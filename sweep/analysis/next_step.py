@@ -213,6 +213,10 @@ def command_for_longer(sweep: SweepTables) -> str | None:
             plan.tokens_per_sequence,
         )
         changes |= {"timing": None, "out": search.free_out("tokens")}
+    if plan.settings.tuning.budget is not None:  # which several budgets refuse
+        if not any("--tune-budget" in words for words in plan.commands):
+            return None
+        changes |= {"tune_budget": None, "out": search.free_out("budgets")}
     budgets = _budgets_around(tokens, plan.epochs)
     if not budgets:
         return None

@@ -14,6 +14,7 @@ from sweep.analysis.results import load_sweep
 from sweep.cli import sweep as command_line
 from sweep.cli.commands.running import run
 from sweep.decision.proposal import propose_answer
+from sweep.orchestration.budgets import make_plans
 from sweep.orchestration.looks import read_trial_record, trials_after_look
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.request import Request, read_request
@@ -107,6 +108,21 @@ def check_proposal(path):
 def test_a_proposed_command_has_no_obstacle_and_trains_what_the_report_says(number, tmp_path):
     write_made_up_sweep(tmp_path / "s", number)
     assert check_proposal(tmp_path / "s")
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_command_for_longer_trainings_plans_budgets_with_this_one(number, tmp_path):
+    write_made_up_sweep(tmp_path / "s", number)
+    loaded = load_sweep(tmp_path / "s")
+    answer = loaded.answer()
+    if answer is None or loaded.plan.settings.workload == MAXIMIZED:
+        return
+    command = answer.settle_longer
+    if loaded.plan.settings.target is not None or loaded.plan.execution.misfit:
+        assert command is None
+        return
+    budgets = [plan.plan.token_budget for plan in make_plans(request_of(command))]
+    assert len(budgets) == 3 and loaded.plan.token_budget in budgets
 
 
 @settings(max_examples=20, deadline=None)

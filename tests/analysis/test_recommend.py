@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sweep.analysis.recommend import recommend, suggest
+from sweep.analysis.recommend import describe_suggestion, recommend, suggest
 from sweep.errors import SweepError
 from sweep.plan.plan import parse_plan
 from sweep.trial.files import read_json, write_json
@@ -192,3 +192,9 @@ def test_published_laws_have_the_coefficients_of_their_papers():
     assert deepseek.value == pytest.approx(0.2920 * flops**0.3271)
     assert deepseek.learning_rate == pytest.approx(0.3118 * flops**-0.1250)
     assert (zhang.kind, zhang.learning_rate) == ("critical", None)
+
+
+def test_a_suggestion_says_where_a_search_of_the_rates_can_begin():
+    lines = describe_suggestion(suggest(350e6, 7_000_000_000))
+    assert "--tune-centre 0.0014" in lines[-1]
+    assert not any("--tune-centre" in line for line in describe_suggestion(suggest(1e6, 7_000_000)))

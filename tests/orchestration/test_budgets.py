@@ -3,12 +3,17 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 import sweep
 from sweep.analysis.results import load_sweep
 from sweep.analysis.table_answer import answer_of
+from sweep.cli import sweep as command_line
 from sweep.config.objective import LOSS
 from sweep.errors import SweepError
+from sweep.orchestration.budgets import make_plans
+from sweep.orchestration.request import read_request
+from sweep.orchestration.status import sweep_status
 from sweep.plan.plan import load_plan
 from sweep.trial.folder import SweepFolder
 
@@ -101,3 +106,39 @@ def test_every_command_prints_the_answers_of_all_budgets(swept):
     assert [plan.token_budget for plan in planned.by_budget] == [2000, 8000]
     assert sweep.recommend([swept], 16_000).law["exponent"] is None  # two budgets
     assert sweep.suggest(350e6, 7_000_000_000).published
+
+
+def test_the_table_of_several_budgets_is_not_pooled(swept):
+    table = str(swept / "trials.csv")
+    result = CliRunner().invoke(command_line, ["answer", table])
+    assert isinstance(result.exception, SweepError)
+    assert "budget must be the same in all rows, got 2k, 8k" in str(result.exception)
+    result = CliRunner().invoke(command_line, ["audit", table, "--json"])
+    assert result.exit_code == 0
+    codes = [finding["code"] for finding in json.loads(result.stdout)["findings"]]
+    assert "tokens_differ" not in codes and "fixed_learning_rate" in codes
+
+
+def test_the_status_has_budgets_and_the_best_trial_of_the_largest(swept):
+    status = sweep_status(SweepFolder(swept))
+    assert {row["budget"] for row in status["trials"]} == {2000, 8000}
+    best = next(row for row in status["trials"] if row["id"] == status["best"])
+    assert best["budget"] == 8000
+
+
+def test_answers_of_several_budgets_name_the_recommendation_and_the_soonest(swept):
+    loaded = load_sweep(swept)
+    answer = loaded.answer()
+    assert answer.settle_longer.startswith("sweep recommend ")
+    assert answer.settle_longer.endswith(" --tokens 80000")
+    assert {budget.answer.settle_longer for budget in loaded.budgets} == {answer.settle_longer}
+    soonest = answer.soonest
+    assert soonest.batch_size is not None or "soonest" in soonest.reason
+    assert not any("published exponents" in line for line in loaded.sentences())
+
+
+def test_the_limit_of_hours_is_one_for_all_budgets(tmp_path):
+    settings = {"budget": "2k,8k", "seeds": "auto", "max_hours": 1.0}
+    request = read_request("quadratic", settings, tmp_path / "s")
+    deadlines = {planned.deadline for planned in make_plans(request)}
+    assert deadlines == {request.deadline} and request.deadline == request.started + 3600
