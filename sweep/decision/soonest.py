@@ -41,27 +41,27 @@ def log_tokens_to_loss(
     width = last - first
     share = np.linspace(0.0, 1.0, POSITIONS)
     arc = width**2 * share * (1 - share)
-    is_convex = curvature.low > 0
+    step = width / (POSITIONS - 1)
     is_known = np.isfinite(smaller.low) & np.isfinite(larger.high)
+    is_convex = is_known & (curvature.low > 0)
 
-    def crossing(at_first: Floats, at_last: Floats, bend: Floats) -> Floats:
-        """Return where curves first reach 0; `last` where they do not, or are not known."""
-        bounded = np.where(is_convex & is_known, bend, 0.0)[:, None]
+    def crossing(at_first: Floats, at_last: Floats, bend: Floats | float) -> Floats:
+        """Return where curves first reach 0; `last` where they do not."""
         start = np.where(is_known, at_first, 0.0)[:, None]
         end = np.where(is_known, at_last, 0.0)[:, None]
-        is_below = start + share * (end - start) - bounded * arc <= 0
+        bent = np.where(is_convex, bend, 0.0)[:, None]
+        is_below = start + share * (end - start) - bent * arc <= 0
         position = first + width * share[is_below.argmax(1)]
         return np.where(is_below.any(1), position, last)
 
-    latest = np.where(
-        is_convex & is_known, crossing(smaller.high, larger.high, np.zeros(len(is_known))), last
-    )
+    latest = np.where(is_convex, crossing(smaller.high, larger.high, 0.0), last)
     latest = np.where(smaller.high <= 0, first, latest)
     latest = np.where(larger.high <= 0, latest, math.inf)
 
     most = np.maximum(2 * curvature.estimate, curvature.high)
-    earliest = np.where(is_convex & is_known, crossing(smaller.low, larger.low, most), first)
+    between = np.maximum(first, crossing(smaller.low, larger.low, most) - step)
     before = _before(first, smaller.low, (smaller.low - larger.high) / width)
+    earliest = np.where(is_convex, between, first)
     earliest = np.where(smaller.low < 0, np.where(is_convex, before, -math.inf), earliest)
     earliest = np.where(larger.low > 0, last, earliest)
 
