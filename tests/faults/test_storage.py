@@ -54,14 +54,11 @@ def test_a_limit_of_the_system_stops_the_sweep_and_it_resumes(scene, monkeypatch
     monkeypatch.setenv("PYTHONPATH", IMPORTED)
     scene.enter("planned")
     number = {"files": resource.RLIMIT_NOFILE, "size": resource.RLIMIT_FSIZE}[limit]
-    before = resource.getrlimit(number)
-    resource.setrlimit(number, (18 if limit == "files" else 9000, before[1]))
-    try:
-        run = scene.command()
-        run.output.unlink(missing_ok=True)
-        run.start()
-    finally:
-        resource.setrlimit(number, before)
+    _, most = resource.getrlimit(number)
+    run = scene.command()
+    run.output.unlink(missing_ok=True)
+    run.start()
+    resource.prlimit(run.process.pid, number, (18 if limit == "files" else 9000, most))
     code = run.process.wait()
     assert code in (0, 1) and "Traceback" not in run.output.read_text(), run.output.read_text()
     assert scene.command().run() == 0
