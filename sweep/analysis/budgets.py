@@ -221,6 +221,16 @@ def describe_best(best: BestBatchSize) -> str:
     return f"{high:g}, the largest tried"
 
 
+def _describe_interval(best: BestBatchSize) -> str:
+    """Write the interval of the best batch size; "" at an edge."""
+    low, high = best.interval
+    if best.value is None:
+        return ""
+    if low is None or high is None:
+        return " (not bounded)"
+    return f" (95 % interval {low:.3g} to {high:.3g})"
+
+
 def describe_budgets(budgets: Sequence[BudgetAnswer], law: Law | None, plan: Plan) -> list[str]:
     """Write the range and the best batch size of each budget, and how the best one grows."""
     lines = []
@@ -233,8 +243,8 @@ def describe_budgets(budgets: Sequence[BudgetAnswer], law: Law | None, plan: Pla
         close = budget.answer.compared.write(budget.answer.tolerance)
         lines.append(
             f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {text} are "
-            f"within {close} of the best by the fitted curve; the best is "
-            f"{describe_best(budget.best)}."
+            f"within {close} of the best by the fitted curve; the best estimate is "
+            f"{describe_best(budget.best)}{_describe_interval(budget.best)}."
         )
     if law is not None:
         exponent = law.exponent

@@ -103,8 +103,8 @@ def test_a_command_breaks_only_between_its_options(open_page, tmp_path):
     write_report(folder.path)
     page = open_page(folder.path / "report.html", viewport={"width": 400, "height": 900})
     commands = page.locator("pre code", has_text="sweep run tinystories").all()
-    # the next step, those for the soonest and for the fewest steps, and the plan's
-    assert len(commands) == 4
+    # the next step, those for longer trainings, the soonest and the fewest steps, and the plan's
+    assert len(commands) == 5
     for command in commands:
         lines = command.inner_text().strip().splitlines()
         assert [line.count("--") for line in lines] == [0] + [1] * (len(lines) - 1)
