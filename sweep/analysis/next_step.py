@@ -30,6 +30,7 @@ from sweep.analysis.tables import SweepTables
 from sweep.analysis.times import misses_budget, read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
+from sweep.config.numbers import format_count
 from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, UNDECIDED
 from sweep.decision.first_rates import first_rates_of
@@ -227,10 +228,11 @@ def command_for_longer(sweep: SweepTables) -> str | None:
     return None
 
 
-def _budgets_around(tokens: int, epochs: float | None) -> list[int]:
+def _budgets_around(tokens: int, epochs: float | None) -> list[str]:
     """Return budgets from this one on, or smaller ones too if the data would repeat too often.
 
-    There are none if the data are repeated too often already.
+    They are words of a command; others than this one are rounded. There are none if the data are
+    repeated too often already.
     """
     first = 0
     if epochs is not None and epochs > 0:
@@ -239,7 +241,11 @@ def _budgets_around(tokens: int, epochs: float | None) -> list[int]:
         more = math.floor(math.log(MOST_EPOCHS / epochs) / math.log(BUDGET_FACTOR))
         first = min(0, more + 1 - LEAST_BUDGETS)
     powers = range(first, first + LEAST_BUDGETS)
-    return [round(tokens * BUDGET_FACTOR**power) for power in powers]
+    budgets = []
+    for power in powers:
+        budget = tokens * float(BUDGET_FACTOR) ** power
+        budgets.append(str(tokens) if power == 0 else format_count(float(f"{budget:.2g}")))
+    return budgets
 
 
 class _Search:
