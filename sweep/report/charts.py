@@ -300,7 +300,8 @@ def _plot_best_batch_sizes(sweep: Sweep) -> Spec:
 
     x = vega.channel("budget", [*table["budget"], *lines.get("budget", [])], unit, COUNT, "log")
     drawn = [*table.drop(columns="budget").to_numpy().ravel(), *lines.get("value", [])]
-    y = vega.channel(best_size, drawn, f"{best_size} [sequences]", scale="log")
+    title = f"{best_size} [{vega.unit_of_sizes(sweep.plan.tokens_per_sequence)}]"
+    y = vega.channel(best_size, drawn, title, scale="log")
     dash = vega.names("law", ["law", "extrapolated"], ([1, 0], [4, 3]))
     start = y | {"field": "within from"}
     low = y | {"field": "low"}

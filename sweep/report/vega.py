@@ -92,11 +92,18 @@ def _linear_domain(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def unit_of_sizes(tokens_per_sequence: int) -> str:
+    """Return the unit of batch sizes on an axis."""
+    if tokens_per_sequence == 1:
+        return "sequences"
+    return f"sequences of {tokens_per_sequence} tokens"
+
+
 def batch_axis(sizes: Iterable[int], tokens_per_sequence: int = 1) -> Spec:
     """Return the position of the batch size, with a tick for each."""
     title = SIZE
     if tokens_per_sequence > 1:
-        title = f"{SIZE} [sequences of {tokens_per_sequence} tokens]"
+        title = f"{SIZE} [{unit_of_sizes(tokens_per_sequence)}]"
     axis = channel(SIZE, sizes, title, scale="log")
     axis["scale"]["base"] = 2
     axis["axis"] = {"values": sorted({*sizes}), "format": "d", "grid": False}
