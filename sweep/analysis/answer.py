@@ -106,7 +106,7 @@ class SoonestOfBudgets:
     """The soonest batch size by the losses of several budgets."""
 
     side: Side
-    reasons: tuple[str, ...]  # why it is provisional, sentences
+    reasons: tuple[str, ...]  # why it is provisional, beyond the largest budget's own, sentences
     is_decided: bool  # whether no other batch size may be as soon
 
 
@@ -187,8 +187,7 @@ def build_answer(
     decided = _is_decided(comparison, settings.question, pursues, chosen)
     if pursues == "time" and of_budgets is not None:
         reasons += [reason for reason in of_budgets.reasons if reason not in reasons]
-        if settings.question == "which":
-            decided = of_budgets.is_decided
+        decided = of_budgets.is_decided and (decided or settings.question == "which")
     elif pursues == "time" or comparison.time_budget_seconds is not None:
         reasons += times.reasons
     assert chosen.batch_size is not None, "the side that losses compare has a batch size"

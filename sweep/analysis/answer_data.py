@@ -133,6 +133,7 @@ class AnswerData:
     settle_reason: str | None  # why no command would, or what to know about it, sentences
     settle_longer: str | None  # the command that tells about longer trainings
     pairs: list[Pair]
+    has_budgets: bool = False  # whether other budgets were measured too
     optimizer: str = ""  # if the sweep has several
     optimizers: "Ranking | None" = None  # if the sweep has several
 

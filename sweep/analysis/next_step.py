@@ -6,6 +6,7 @@ sentence says what would settle the answer.
 
 import contextlib
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
@@ -138,7 +139,8 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     if search.has_missed_budget():
         return None
     is_known = answer.soonest.batch_size is not None  # but for the times
-    if is_known or sweep.plan.settings.target is not None or budget is None:
+    lacks_times = len(sweep.smaller) > 0 and len(answer.times_reasons) > 0
+    if is_known or lacks_times or sweep.plan.settings.target is not None or budget is None:
         return command_for_times(sweep)
 
     size = answer.fewest_tokens.batch_size
@@ -160,7 +162,9 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
 
 def command_for_times(sweep: SweepTables) -> str | None:
     """Return the command that times the steps of a sweep; None if they cannot be timed."""
-    return None if sweep.plan.why_untimed else f"sweep time {_Search(sweep).folder_to_name()}"
+    if sweep.plan.why_untimed:
+        return None
+    return shlex.join(("sweep", "time", _Search(sweep).folder_to_name()))
 
 
 def can_decide_more(sweep: SweepTables, sizes: Sequence[int]) -> bool:
@@ -203,7 +207,9 @@ def command_for_longer(sweep: SweepTables) -> str | None:
         return None
     search = _Search(sweep)
     if sweep.smaller:
-        return f"sweep recommend {search.folder_to_name()} --tokens {BEYOND * plan.budget_tokens}"
+        tokens_beyond = str(BEYOND * plan.budget_tokens)
+        words = ("sweep", "recommend", search.folder_to_name(), "--tokens", tokens_beyond)
+        return shlex.join(words)
 
     changes: dict[str, Any] = {"lr": search.lr, "seeds": "auto"}
     tokens = plan.token_budget
@@ -218,34 +224,48 @@ def command_for_longer(sweep: SweepTables) -> str | None:
         if not any("--tune-budget" in words for words in plan.commands):
             return None
         changes |= {"tune_budget": None, "out": search.free_out("budgets")}
-    budgets = _budgets_around(tokens, plan.epochs)
-    if not budgets:
-        return None
+        tuning = plan.settings.tuning.model_copy(update={"budget": None})
+        settings = plan.settings.model_copy(update={"tuning": tuning})
+        plan = plan.model_copy(update={"settings": settings})
     with contextlib.suppress(SweepError):
-        for budget in budgets:  # each is refused as by itself
-            propose(plan, {**changes, "budget": budget}, is_elsewhere=True)
-        return command_with(plan, **changes, budget=budgets, batches="auto")
+        powers = _powers_of_budgets(plan.epochs)
+        budgets = [_write_budget(plan, changes, tokens, power) for power in powers]
+        if budgets:
+            return command_with(plan, **changes, budget=budgets, batches="auto")
     return None
 
 
-def _budgets_around(tokens: int, epochs: float | None) -> list[str]:
-    """Return budgets from this one on, or smaller ones too if the data would repeat too often.
+def _powers_of_budgets(epochs: float | None) -> range:
+    """Return the powers of budgets from this one on, or smaller ones too if data would repeat.
 
-    They are words of a command; others than this one are rounded. There are none if the data are
-    repeated too often already.
+    There are none if the data are repeated too often already.
     """
     first = 0
     if epochs is not None and epochs > 0:
         if epochs > MOST_EPOCHS:
-            return []
+            return range(0)
         more = math.floor(math.log(MOST_EPOCHS / epochs) / math.log(BUDGET_FACTOR))
         first = min(0, more + 1 - LEAST_BUDGETS)
-    powers = range(first, first + LEAST_BUDGETS)
-    budgets = []
-    for power in powers:
-        budget = tokens * float(BUDGET_FACTOR) ** power
-        budgets.append(str(tokens) if power == 0 else format_count(float(f"{budget:.2g}")))
-    return budgets
+    return range(first, first + LEAST_BUDGETS)
+
+
+def _write_budget(plan: Plan, changes: Mapping[str, Any], tokens: int, power: int) -> str:
+    """Return a budget as a word of a command, rounded if that leaves equal tokens.
+
+    Raises:
+        SweepError: if it would be refused, by itself in another folder.
+    """
+    exact = round(tokens * float(BUDGET_FACTOR) ** power)
+    words = [str(exact)]
+    if power != 0:
+        words.insert(0, format_count(float(f"{exact:.2g}")))
+    for word in words:
+        proposed = propose(plan, {**changes, "budget": word}, is_elsewhere=True).plan
+        counts = {row.tokens for row in proposed.trials if row.stage == "final"}
+        repeats = 0.0 if plan.epochs is None else plan.epochs * max(counts) / tokens
+        if proposed.can_compare(counts) and repeats <= MOST_EPOCHS:
+            return word
+    raise SweepError(f"Batch sizes have no equal tokens at a budget of {exact}.")
 
 
 class _Search:

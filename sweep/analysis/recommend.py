@@ -96,7 +96,7 @@ def recommend(
     Raises:
         SweepError: if the sweeps cannot be compared.
     """
-    measured = _measure([load_sweep(folder) for folder in folders])
+    measured = _measure([load_sweep(folder, pursues="tokens") for folder in folders])
     _refuse_repeated(measured)
     _refuse_different(measured)
     own, reasons = _of_model(measured, params)

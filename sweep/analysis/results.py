@@ -69,6 +69,7 @@ class Sweep(tables.SweepTables):
             settle_seconds=step.seconds,
             settle_reason=step.reason if step.reason else None,
             settle_longer=command_for_longer(self),
+            has_budgets=len(self.smaller) > 0,
             soonest=soonest,
             fewest_steps=fewest_steps,
         )
@@ -186,9 +187,12 @@ class Sweep(tables.SweepTables):
             answered.insert(0, _answer_of_budget(tokens, result))
         finished = tuple(answered)
         longer = command_for_longer(self)
+        has_budgets = len(self.smaller) > 0
         budgets = []
         for index, budget in enumerate(finished):
-            answer = replace(with_worth(finished, index), settle_longer=longer)
+            answer = replace(
+                with_worth(finished, index), settle_longer=longer, has_budgets=has_budgets
+            )
             budgets.append(replace(budget, answer=answer))
         return tuple(budgets)
 
@@ -211,10 +215,12 @@ class Sweep(tables.SweepTables):
             lines = [describe_without_answer(self)]
             answer = self.answer()  # that of a smaller budget
             if answer is not None:
-                lines += describe(answer, has_budgets=len(self.smaller) > 0)
+                lines += describe(answer)
+            if self.smaller:
+                lines += describe_budgets(self.budgets, self.law, self.plan)
             return lines
 
-        lines = describe(result.answer, has_budgets=len(self.smaller) > 0)
+        lines = describe(result.answer)
         answer = result.answer
         rows = [row for row in answer.batch_sizes if row.tolerance_verdict == UNDECIDED]
         seeds = [row.seeds for row in rows]

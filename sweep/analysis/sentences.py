@@ -16,7 +16,7 @@ from sweep.decision.trials import End
 BEST = "the best of those tried"
 BEST_OF_COMPARED = "the best of those compared"
 LONGER = (
-    "For longer trainings the best batch size usually grows: published exponents of the tokens are "
+    "For longer trainings the best batch size usually grows: published exponents of the budget are "
     f"{EXPONENTS[0]} to {EXPONENTS[1]}, fitted to language models of over 0.1 billion parameters, "
     "so no number is computed from them here."
 )
@@ -27,13 +27,8 @@ def best_of(rows: Sequence[BatchSizeAnswer]) -> str:
     return BEST if all(row.mean is not None for row in rows) else BEST_OF_COMPARED
 
 
-def describe(answer: AnswerData, has_budgets: bool = False) -> list[str]:
-    """Write the answer in a few sentences, the recommendation first, then why it is provisional.
-
-    Args:
-        answer: what is written.
-        has_budgets: whether other budgets were measured, which have sentences of their own.
-    """
+def describe(answer: AnswerData) -> list[str]:
+    """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
     lines = _describe_sizes(answer)
     answers = answer.of_all_optimizers
     ranking = answer.optimizers
@@ -47,7 +42,7 @@ def describe(answer: AnswerData, has_budgets: bool = False) -> list[str]:
             lines.append(f"{start}{each.with_optimizer}: {reason}")
             start = "Also"
     validity = f"This holds for {answer.scope}"
-    if not has_budgets:
+    if not answer.has_budgets:
         validity += f" {LONGER}"
         if answer.settle_longer is None:
             validity += " Sweeps of several budgets, each several times the one before, measure it."

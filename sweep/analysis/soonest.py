@@ -121,9 +121,10 @@ def find_soonest_of_budgets(
     side = _side(budgets, reference, unit, candidates, missing, larger.sizes[chosen])
     value = math.exp(reached.estimate[chosen]) * seconds[chosen]
     side = replace(side, value=float(value) if math.isfinite(value) else None)
-    reasons = tuple(_reasons(budgets))
-    is_decided = not missing and len(candidates) == 1 and times.has_intervals and not reasons
-    return SoonestOfBudgets(side, reasons, is_decided)
+    has_reasons = len(_reasons(budgets)) > 0
+    is_decided = not missing and len(candidates) == 1 and times.has_intervals and not has_reasons
+    beyond_own = tuple(_reasons(budgets, with_largest=False))
+    return SoonestOfBudgets(side, beyond_own, is_decided)
 
 
 def _problem(smaller: AtBudget, larger: AtBudget, reference: int) -> str:
@@ -176,10 +177,14 @@ def _side(
     )
 
 
-def _reasons(budgets: Sequence[AtBudget]) -> list[str]:
-    """Return why what the budgets tell together is provisional."""
+def _reasons(budgets: Sequence[AtBudget], with_largest: bool = True) -> list[str]:
+    """Return why what the budgets tell together is provisional.
+
+    Those of the largest budget, which its answer has too, may be left out.
+    """
     reasons: list[str] = []
-    for budget in budgets[-3:]:
+    used = budgets[-3:] if with_largest else budgets[-3:-1]
+    for budget in used:
         at = f"At a budget of {format_count(budget.tokens)}: "
         reasons += [f"{at}{reason}" for reason in budget.comparison.reasons]
     if budgets[-1].epochs is None:

@@ -167,7 +167,8 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
         cells = {
             "optimizer": first.optimizer,
             "batch size": str(first.batch_size),
-            "in tokens": _in_tokens(first.batch_size, plan),
+            # with optimizers the table would exceed 80 columns
+            "tokens": None if first.optimizer else _in_tokens(first.batch_size, plan),
             "lr": _rates_of(rows),
             "trials": f"{len(rows)} tuning" if first.stage == "tune" else str(len(rows)),
             "steps": f"{first.steps:,}" if first.tokens else "not timed yet",
@@ -514,7 +515,7 @@ def print_times(timing: Timing, plan: Plan, folder: SweepFolder) -> None:
             {
                 "optimizer": times.optimizer,
                 "batch size": str(times.batch_size),
-                "in tokens": _in_tokens(times.batch_size, plan),
+                "tokens": _in_tokens(times.batch_size, plan),
                 "microbatch": str(times.microbatch_size),
                 "seconds per step": _write_estimate(step, ".4g"),
                 f"{plan.settings.token_unit}/s": format_count(rate),

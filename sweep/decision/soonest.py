@@ -42,7 +42,7 @@ def log_tokens_to_loss(
     share = np.linspace(0.0, 1.0, POSITIONS)
     arc = width**2 * share * (1 - share)
     step = width / (POSITIONS - 1)
-    is_known = np.isfinite(smaller.low) & np.isfinite(larger.high)
+    is_known = np.isfinite([smaller.low, smaller.high, larger.low, larger.high]).all(0)
     is_convex = is_known & (curvature.low > 0)
 
     def crossing(at_first: Floats, at_last: Floats, bend: Floats | float) -> Floats:
@@ -55,15 +55,15 @@ def log_tokens_to_loss(
         return np.where(is_below.any(1), position, last)
 
     latest = np.where(is_convex, crossing(smaller.high, larger.high, 0.0), last)
-    latest = np.where(smaller.high <= 0, first, latest)
     latest = np.where(larger.high <= 0, latest, math.inf)
+    latest = np.where(smaller.high <= 0, first, latest)
 
     most = np.maximum(2 * curvature.estimate, curvature.high)
     between = np.maximum(first, crossing(smaller.low, larger.low, most) - step)
     before = _before(first, smaller.low, (smaller.low - larger.high) / width)
     earliest = np.where(is_convex, between, first)
     earliest = np.where(smaller.low < 0, np.where(is_convex, before, -math.inf), earliest)
-    earliest = np.where(larger.low > 0, last, earliest)
+    earliest = np.where((smaller.low > 0) & (larger.low > 0), last, earliest)
 
     estimate = crossing(smaller.estimate, larger.estimate, curvature.estimate)
     before = _before(first, smaller.estimate, (smaller.estimate - larger.estimate) / width)

@@ -131,7 +131,10 @@ SIMULATED = [(0.003, 60.0, 3), (0.003, 300.0, 2), (0.006, 60.0, 3), (0.012, 16.0
 
 
 def simulate(noise, step, count, studies, loss=loss_at, reference=None):
-    """Return how often the true soonest is no candidate, and the mean number of candidates."""
+    """Return how often the true soonest is no candidate, and the mean number of candidates.
+
+    If the soonest is not known, all are.
+    """
     if reference is None:
         reference = best_at_middle()
     reached = loss(BUDGETS[-2], float(reference))
@@ -151,8 +154,9 @@ def simulate(noise, step, count, studies, loss=loss_at, reference=None):
             for tokens in BUDGETS[-count:]
         ]
         side = soonest(budgets, reference)
-        wrong += side.batch_size is not None and truth not in side.candidates
-        candidates += len(side.candidates)
+        remaining = SIZES if side.batch_size is None else side.candidates
+        wrong += truth not in remaining
+        candidates += len(remaining)
     return wrong / studies, candidates / studies
 
 
@@ -253,3 +257,29 @@ def test_a_batch_size_that_only_some_budgets_have_leaves_the_answer_open():
     smaller_only = find_soonest_of_budgets([*known[:2], few[2]], reference, "tokens")
     assert not smaller_only.is_decided
     assert "of those compared at the largest budget" in smaller_only.side.basis
+
+
+def test_a_batch_size_that_reached_the_loss_before_its_own_rose_stays_a_candidate():
+    one = np.ones(1)
+    unknown = Bounded(math.nan * one, -math.inf * one, math.inf * one)
+    smaller = Bounded(-0.15 * one, -0.2 * one, -0.1 * one)
+    larger = Bounded(0.15 * one, 0.1 * one, 0.2 * one)
+    reached = log_tokens_to_loss((1.0, 2.0), smaller, larger, unknown)
+    assert (reached.low[0], reached.high[0]) == (-math.inf, 1.0)
+
+
+def test_an_unbounded_end_leaves_the_bounds_of_the_budgets():
+    one = np.ones(1)
+    convex = Bounded(0.01 * one, 0.005 * one, 0.02 * one)
+    smaller = Bounded(0.1 * one, 0.09 * one, 0.11 * one)
+    larger = Bounded(-0.1 * one, -math.inf * one, -0.09 * one)
+    reached = log_tokens_to_loss((1.0, 2.0), smaller, larger, convex)
+    assert (reached.low[0], reached.high[0]) == (1.0, 2.0)
+
+
+def test_the_order_of_all_is_not_decided_while_several_may_be_the_soonest():
+    budgets = [at_budget(tokens, noise=1e-3, step=300.0) for tokens in BUDGETS]
+    found = find_soonest_of_budgets(budgets, best_at_middle(), "tokens")
+    assert len(found.side.candidates) > 1
+    settings = AnswerSettings(pursues="time", question="order")
+    assert not build_answer(budgets[-1].comparison, settings, found).decided

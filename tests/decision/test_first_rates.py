@@ -43,6 +43,7 @@ def test_one_earlier_batch_size_is_extrapolated_with_the_rule():
     assert rates == pytest.approx((2e-3, 2e-3 / FINEST, 2e-3 * FINEST))
 
 
+@settings(deadline=None)
 @given(exponent=st.floats(-1, 1), scale=st.floats(1e-4, 1.0), sizes=st.permutations([1, 4, 64]))
 def test_several_predict_the_rate_on_their_line(exponent, scale, sizes):
     earlier = {size: bowl(scale * size**exponent) for size in sizes}
