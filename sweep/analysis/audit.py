@@ -53,12 +53,12 @@ def _checks_of(table: Table, rate: float | None) -> Iterator[tuple[str, list[Che
     if table.is_own:
         trials = table.trials()
         has_budgets = trials["budget"].nunique() > 1
-        for budget, of_budget in trials.groupby("budget", dropna=False):
+        for _, of_budget in trials.groupby("budget", dropna=False):
             policies = judge_trials(of_budget, objective_of(of_budget))
             for policy in policies:
                 parts = [policy.label] if len(policies) > 1 else []
                 if has_budgets:
-                    parts.append(f"budget {format_count(float(str(budget)))}")
+                    parts.append(f"budget {format_count(of_budget['budget'].iloc[0])}")
                 yield ", ".join(parts), policy.checks
         return
     has_no_rate = table.rows["learning_rate"].isna().all()

@@ -226,7 +226,7 @@ def _has_unknown_epochs(measured: Sequence[Measured]) -> bool:
     """Return True if a budget reads data, and how often is not known."""
     for each in measured:
         for of_budget in each.sweep.by_budget:
-            if of_budget.plan.data is not None and of_budget.plan.epochs is None:
+            if of_budget.plan.known_epochs is None:
                 return True
     return False
 

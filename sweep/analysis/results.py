@@ -68,12 +68,17 @@ class Sweep(tables.SweepTables):
             settle=step.command,
             settle_seconds=step.seconds,
             settle_reason=step.reason if step.reason else None,
-            settle_longer=command_for_longer(self),
+            settle_longer=self._longer_command,
             has_budgets=len(self.smaller) > 0,
             soonest=soonest,
             fewest_steps=fewest_steps,
         )
         return replace(result, answer=answer)
+
+    @cached_property
+    def _longer_command(self) -> str | None:
+        """The command that tells about longer trainings."""
+        return command_for_longer(self)
 
     @cached_property
     def next_step(self) -> NextStep | None:
@@ -186,13 +191,11 @@ class Sweep(tables.SweepTables):
             label = result.label
             answered.insert(0, _answer_of_budget(tokens, result))
         finished = tuple(answered)
-        longer = command_for_longer(self)
         has_budgets = len(self.smaller) > 0
         budgets = []
         for index, budget in enumerate(finished):
-            answer = replace(
-                with_worth(finished, index), settle_longer=longer, has_budgets=has_budgets
-            )
+            answer = with_worth(finished, index)
+            answer = replace(answer, settle_longer=self._longer_command, has_budgets=has_budgets)
             budgets.append(replace(budget, answer=answer))
         return tuple(budgets)
 
@@ -262,7 +265,7 @@ def _at_budget(sweep: Sweep, result: PolicyResult) -> AtBudget:
     plan = sweep.plan
     return AtBudget(
         tokens=plan.budget_tokens,
-        epochs=0.0 if plan.data is None else plan.epochs,
+        epochs=plan.known_epochs,
         comparison=result.comparison,
         rates=rates_of_finals([result], result.comparison.finals),
     )

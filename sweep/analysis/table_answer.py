@@ -127,7 +127,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
     if table.left_out:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
     for name in ("model", "model_size", "dataset", "schedule", "budget"):
-        if name in table.rows and table.rows[name].nunique() > 1:
+        if name in table.rows and table.rows[name].nunique(dropna=False) > 1:
             values = short_text(", ".join(sorted(map(_write_cell, {*table.rows[name]}))))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
             raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
@@ -172,7 +172,9 @@ def _trials_of(table: Table) -> pd.DataFrame:
 
 
 def _write_cell(cell: object) -> str:
-    return format_count(cell) if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return "an empty cell" if math.isnan(cell) else format_count(cell)
+    return str(cell)
 
 
 class TableAnswer(NamedTuple):

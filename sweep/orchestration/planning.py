@@ -201,6 +201,7 @@ def _plan_of_machine(request: Request, inputs: Inputs, machine: Machine) -> Plan
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
     plan = build_plan(experiment, execution, inputs, command=request.command)
+    plan = plan.model_copy(update={"later_budgets": request.later_budgets})
     if not experiment.workload.has_known_model:
         return plan
     return plan.model_copy(update={"model": inspect_plan(plan, request.folder)})
@@ -211,7 +212,6 @@ def _with_kind_of_steps(plan: Plan, machine: Machine, request: Request) -> Plan:
     if not plan.settings.workload.has_known_model:
         return plan
     shares_processes = find_executor(request.services.executor).shares_processes
-    plan = plan.model_copy(update={"later_budgets": request.later_budgets})
     reason = reason_for_eager_steps(plan, machine, shares_processes)
     text = f"eager: {reason}" if reason else "torch.compile"
     return plan.with_execution(compile=not reason, compile_reason=text, **decide_graphs(plan))

@@ -152,9 +152,14 @@ class Plan(Inputs):
 
     @property
     def budget_tokens(self) -> int:
-        """The budget, which is a number of tokens, as that of each of several is."""
+        """The token budget; a sweep with a budget of time must not be asked."""
         assert self.token_budget is not None, "a budget of time has no tokens"
         return self.token_budget
+
+    @property
+    def known_epochs(self) -> float | None:
+        """Epochs of the longest trial: 0 without data, None if they are not known."""
+        return 0.0 if self.data is None else self.epochs
 
     def with_budget(self, plan: "Plan") -> "Plan":
         """Return the plan with that of one budget, new or in place of the one before.
