@@ -12,15 +12,16 @@ results are in docs/log/2026-11-larger-runs.md.
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.law import LEAST_BUDGETS
+from sweep.analysis.law import LEAST_BUDGETS, Law, Optimum, fit_law
 from sweep.analysis.published_laws import STEP_LAW, Scale
+from sweep.analysis.tables import Estimate
 from sweep.decision.curves import Floats, Points, possible_curves
 from sweep.decision.rates import rate_points
 
@@ -29,6 +30,7 @@ NOISE = 0.002  # standard deviation of a loss, for the fits over rates and batch
 LEAST_POINTS = 3
 NEAR = 0.03  # nats above the least loss, within which a parabola is fitted
 SEQUENCE = 2048  # tokens
+Budgets = Mapping[tuple[float, float], tuple[Floats, Floats]]  # by model size and tokens
 Lowest = Callable[[Floats, Floats], float]  # log batch sizes and losses to a log batch size
 
 
@@ -82,18 +84,25 @@ def own_class(log_sizes: Floats, losses: Floats) -> float:
     return _lowest(rate_points(tried).curve)[0]
 
 
-def exponents(columns: Sequence[Floats], values: Floats) -> str:
-    """Return the coefficients of a regression with their standard errors."""
-    design = np.stack([np.ones(len(values)), *columns], axis=1)
-    coefficients, *_ = np.linalg.lstsq(design, values, rcond=None)
-    residuals = values - design @ coefficients
-    variance = residuals @ residuals / (len(values) - design.shape[1])
-    errors = np.sqrt(np.diag(variance * np.linalg.inv(design.T @ design)))
-    pairs = zip(coefficients[1:], errors[1:], strict=True)
-    return " | ".join(f"{value:.3f} ± {error:.3f}" for value, error in pairs)
+def fit_with_models(budgets: Budgets, lowest: Lowest) -> tuple[Law, Law]:
+    """Return the laws of the best batch size with and without a term in model sizes.
+
+    All points count the same, because the table has one seed and no errors.
+    """
+    optima = []
+    for (model, tokens), of_budget in budgets.items():
+        size = math.exp(lowest(*of_budget))
+        optima.append(Optimum(tokens, size, low=size, high=size, parameters=model))
+    return fit_law(optima), fit_law([replace(optimum, parameters=None) for optimum in optima])
 
 
-def print_regrets(budgets: Mapping[Any, tuple[Floats, Floats]]) -> None:
+def describe(estimate: Estimate | None) -> str:
+    """Write an estimate with its 95 % interval."""
+    assert estimate is not None
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def print_regrets(budgets: Budgets) -> None:
     """Print what three choices give up at the largest budget of each model with three budgets.
 
     Args:
@@ -127,16 +136,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     table = pd.read_csv(parser.parse_args().file)
-    budgets = {key: losses_by_batch_size(rows) for key, rows in table.groupby(["N", "D"])}
-    log_models, log_tokens = np.log(np.array(list(budgets), float)).T
+    budgets = {}
+    for model, of_model in table.groupby("N"):
+        for tokens, trainings in of_model.groupby("D"):
+            budgets[float(str(model)), float(str(tokens))] = losses_by_batch_size(trainings)
 
     print("| fit over batch sizes | D, with N | N | D, without N |")
     print("| :-- | --: | --: | --: |")
     fits = {"parabola, within 0.03 of the least": parabola(NEAR), "own class": own_class}
     for name, lowest in fits.items():
-        best = np.array([lowest(*of_budget) for of_budget in budgets.values()])
-        with_models = exponents([log_tokens, log_models], best)
-        print(f"| {name} | {with_models} | {exponents([log_tokens], best)} |")
+        with_models, without = fit_with_models(budgets, lowest)
+        cells = with_models.exponent, with_models.exponent_of_parameters, without.exponent
+        print(f"| {name} | {' | '.join(map(describe, cells))} |")
     print()
     print_regrets(budgets)
 
