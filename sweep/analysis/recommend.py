@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sweep.analysis.law import (
     fit_law,
 )
 from sweep.analysis.published_laws import Published, Scale, published_at
+from sweep.analysis.recommendation import Recommendation
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.tables import Estimate
 from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count
@@ -55,32 +56,6 @@ class Measured:
     def optimum(self) -> Optimum | None:
         """The point of a law in tokens; None at an edge, or if it is not bounded."""
         return self.budget.optimum(self.tokens_per_sequence, self.parameters)
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """The keys of `sweep recommend --json`; batch sizes in tokens."""
-
-    tokens: int
-    params: float | None
-    law: dict[str, Any]  # exponent, interval and points; the exponent is null without a law
-    batch_size_tokens: dict[str, Any]  # value, interval and range_within_tolerance
-    learning_rate: dict[str, Any]  # value and interval
-    weight_decay: float | None
-    adam_beta2: float | None
-    regret: dict[str, float | None]  # this, kept and published; null unless budgets bracket it
-    cap: str | None  # a sentence, if the training is too far from what was measured
-    measured_up_to: int | None  # tokens of the largest budget; null without a sweep
-    # how far the training lies outside of the budgets and model sizes; 1 inside
-    factor_beyond: float | None
-    provisional: bool
-    reasons: list[str]  # why it is provisional, or why there is no number, sentences
-    published: list[Published]
-    settle: str | None  # the command of the next budget towards the training
-    settle_seconds: float | None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def recommend(
@@ -149,6 +124,7 @@ def recommend(
         factor_beyond=beyond,
         provisional=len(reasons) > 0 or is_capped,
         reasons=reasons,
+        tokens_per_sequence=largest.tokens_per_sequence,
         published=published,
         settle=settle,
         settle_seconds=seconds,
@@ -526,84 +502,8 @@ def suggest(params: float, tokens: int) -> Recommendation:
         factor_beyond=None,
         provisional=True,
         reasons=["Nothing was measured: published laws are of other models and data."],
+        tokens_per_sequence=None,
         published=published_at(Scale(params, tokens)),
         settle=None,
         settle_seconds=None,
     )
-
-
-def describe_recommendation(answer: Recommendation) -> list[str]:
-    """Write a recommendation in sentences."""
-    size = answer.batch_size_tokens
-    lines = []
-    training = f"{format_count(answer.tokens)} tokens"
-    if size["value"] is not None:
-        low, high = size["interval"]
-        start = "Provisionally, use" if answer.provisional else "Use"
-        lines.append(
-            f"{start} {_tokens(size['value'])} per step for {training} "
-            f"(95 % interval {_tokens(low)} to {_tokens(high)})."
-        )
-    if size["range_within_tolerance"] is not None:
-        low, high = size["range_within_tolerance"]
-        text = "Within the tolerance of the best" if size["value"] else "By its growth, the range"
-        lines.append(f"{text}: {_tokens(low)} to {_tokens(high)} per step.")
-    rate = answer.learning_rate
-    if rate["value"] is not None:
-        low, high = rate["interval"]
-        lines.append(
-            f"Learning rate there: {rate['value']:.2g} (95 % interval {low:.2g} to {high:.2g}); "
-            f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.4g} by the rules "
-            "of the policy."
-        )
-    if answer.law["exponent"] is not None:
-        low, high = answer.law["interval"]
-        lines.append(
-            f"The best batch size grows as D^{answer.law['exponent']:.2f} (95 % interval "
-            f"{low:.2f} to {high:.2f})."
-        )
-    if answer.cap is not None:
-        lines.append(answer.cap)
-    elif answer.factor_beyond is not None and answer.measured_up_to is not None:
-        text = f"Validated up to {format_count(answer.measured_up_to)} tokens"
-        if answer.factor_beyond > 1:
-            text += f"; this is {answer.factor_beyond:.3g} times beyond"
-        lines.append(f"{text}.")
-    lines += answer.reasons
-    lines += describe_published(answer.published)
-    if answer.settle is not None:
-        lines.append(f"Next: {answer.settle}")
-    return lines
-
-
-def describe_published(published: Sequence[Published]) -> list[str]:
-    """Write what published laws say, and their ranges."""
-    lines = []
-    for law in published:
-        if law.value is None:
-            lines.append(f"{law.name} gives no number here: fitted to {law.range} ({law.source}).")
-            continue
-        text = f"{law.name}: {_tokens(law.value)} per step"
-        if law.kind != "best":
-            text += f", a {law.kind} batch size, not a best one"
-        if law.learning_rate is not None:
-            text += f", learning rate {law.learning_rate:.2g}"
-        lines.append(f"{text}; fitted to {law.range} ({law.source}).")
-    return lines
-
-
-def describe_suggestion(answer: Recommendation) -> list[str]:
-    """Write what published laws say, and how a search begins with their rates."""
-    lines = describe_published(answer.published)
-    rates = [law.learning_rate for law in answer.published if law.learning_rate is not None]
-    if rates:
-        middle = math.exp(float(np.mean(np.log(rates))))
-        lines.append(
-            f"`--tune-centre {middle:.2g}` begins a search of the rates there. Its grid still has "
-            "to bracket the best one."
-        )
-    return lines
-
-
-def _tokens(number: float) -> str:
-    return f"{format_count(float(f'{number:.3g}'))} tokens"

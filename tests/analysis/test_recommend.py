@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from sweep.analysis.recommend import describe_suggestion, recommend, suggest
+from sweep.analysis.recommend import recommend, suggest
+from sweep.analysis.recommendation import describe_recommendation, describe_suggestion
 from sweep.errors import SweepError
 from sweep.plan.plan import parse_plan
 from sweep.trial.files import read_json, write_json
@@ -78,6 +79,21 @@ def test_within_the_budgets_the_regret_of_three_choices_is_known(folders):
     kept = loss_at(320_000, best_at(10_000)) - loss_at(320_000, best_at(320_000))
     assert answer.regret["kept"] == pytest.approx(kept, rel=0.5)
     assert answer.regret["published"] is None  # no law holds for so small a model
+    lines = describe_recommendation(answer)
+    assert any(line.startswith("Given up there") and "smallest budget" in line for line in lines)
+
+
+def test_a_recommendation_is_written_in_tokens_and_sequences_with_the_cost_of_the_next_budget(
+    folders,
+):
+    answer = recommend(folders, 4 * BUDGETS[-1] * SEQUENCE)
+    lines = describe_recommendation(answer)
+    sequences = answer.batch_size_tokens["value"] / SEQUENCE
+    assert lines[0].startswith("Provisionally, use batch size ")
+    assert f"({float(f'{sequences:.3g}'):g} sequences of {SEQUENCE})" in lines[0]
+    assert " sequences of 64)" in lines[1]
+    assert lines[-1].startswith("Next, about ") and " of training: sweep run " in lines[-1]
+    assert not any(line.startswith("Given up there") for line in lines)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -48,8 +48,8 @@ def recommend(folders: tuple[str, ...], tokens: int, params: int | None, json: b
     up to which budget they tell, and what published laws say there.
     """
     LOG.info("Reading the sweeps")
-    from sweep.analysis.recommend import describe_recommendation
     from sweep.analysis.recommend import recommend as recommend_from
+    from sweep.analysis.recommendation import describe_recommendation
 
     answer = recommend_from([sweep_folder(folder).path for folder in folders], tokens, params)
     if json:
@@ -73,8 +73,8 @@ def suggest(params: int, tokens: int, json: bool) -> None:
 
     A law gives a number only inside the range in which it was fitted.
     """
-    from sweep.analysis.recommend import describe_suggestion
     from sweep.analysis.recommend import suggest as suggest_from
+    from sweep.analysis.recommendation import describe_suggestion
 
     answer = suggest_from(params, tokens)
     if json:

@@ -1,0 +1,143 @@
+"""A recommendation for a larger training: its values, and its sentences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from sweep.analysis.published_laws import Published
+from sweep.config.numbers import format_count, format_seconds
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The keys of `sweep recommend --json`; batch sizes in tokens."""
+
+    tokens: int
+    params: float | None
+    law: dict[str, Any]  # exponent, interval and points; the exponent is null without a law
+    batch_size_tokens: dict[str, Any]  # value, interval and range_within_tolerance
+    learning_rate: dict[str, Any]  # value and interval
+    weight_decay: float | None
+    adam_beta2: float | None
+    # of this, kept and published, as values of the metric; null unless budgets bracket it
+    regret: dict[str, float | None]
+    cap: str | None  # a sentence, if the training is too far from what was measured
+    measured_up_to: int | None  # tokens of the largest budget; null without a sweep
+    # how far the training lies outside of the budgets and model sizes; 1 inside
+    factor_beyond: float | None
+    provisional: bool
+    reasons: list[str]  # why it is provisional, or why there is no number, sentences
+    tokens_per_sequence: int | None  # of the sweeps; null without one
+    published: list[Published]
+    settle: str | None  # the command of the next budget towards the training
+    settle_seconds: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe_recommendation(answer: Recommendation) -> list[str]:
+    """Write a recommendation in sentences."""
+    size = answer.batch_size_tokens
+    unit = answer.tokens_per_sequence
+    lines = []
+    training = f"{format_count(answer.tokens)} tokens"
+    if size["value"] is not None:
+        start = "Provisionally, use" if answer.provisional else "Use"
+        lines.append(
+            f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}. Its 95 % "
+            f"interval: {_batch_sizes(size['interval'], unit)}."
+        )
+    if size["range_within_tolerance"] is not None:
+        text = "Within the tolerance of the best"
+        if size["value"] is None:
+            text += ", by the growth of that range at smaller budgets"
+        lines.append(f"{text}: {_batch_sizes(size['range_within_tolerance'], unit)}.")
+    rate = answer.learning_rate
+    if rate["value"] is not None:
+        low, high = rate["interval"]
+        lines.append(
+            f"Learning rate there: {rate['value']:.2g} (95 % interval {low:.2g} to {high:.2g}); "
+            f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.4g} by the rules "
+            "of the policy."
+        )
+    if answer.law["exponent"] is not None:
+        low, high = answer.law["interval"]
+        lines.append(
+            f"The best batch size grows as D^{answer.law['exponent']:.2f} (95 % interval "
+            f"{low:.2f} to {high:.2f})."
+        )
+    if answer.cap is not None:
+        lines.append(answer.cap)
+    elif answer.factor_beyond is not None and answer.measured_up_to is not None:
+        text = f"Validated up to {format_count(answer.measured_up_to)} tokens"
+        if answer.factor_beyond > 1:
+            text += f"; this is {answer.factor_beyond:.3g} times beyond"
+        lines.append(f"{text}.")
+    lines += answer.reasons
+    lines += _describe_regret(answer)
+    lines += describe_published(answer.published)
+    if answer.settle is not None:
+        seconds = answer.settle_seconds
+        cost = f", about {format_seconds(seconds)} of training" if seconds else ""
+        lines.append(f"Next{cost}: {answer.settle}")
+    return lines
+
+
+def _describe_regret(answer: Recommendation) -> list[str]:
+    """Write what three choices give up at a training between the budgets."""
+    choices = {
+        "this": "this batch size",
+        "kept": "the best one of the smallest budget",
+        "published": "that of a published law",
+    }
+    known = {name: loss for name, loss in answer.regret.items() if loss is not None}
+    if not known:
+        return []
+    parts = [f"{loss:.2g} by {choices[name]}" for name, loss in known.items()]
+    return [f"Given up there, by the curves of the budgets on both sides: {', '.join(parts)}."]
+
+
+def describe_published(published: Sequence[Published]) -> list[str]:
+    """Write what published laws say, and their ranges."""
+    lines = []
+    for law in published:
+        if law.value is None:
+            lines.append(f"{law.name} gives no number here: fitted to {law.range} ({law.source}).")
+            continue
+        text = f"{law.name}: {_rounded(law.value)} tokens per step"
+        if law.kind != "best":
+            text += f", a {law.kind} batch size, not a best one"
+        if law.learning_rate is not None:
+            text += f", learning rate {law.learning_rate:.2g}"
+        lines.append(f"{text}; fitted to {law.range} ({law.source}).")
+    return lines
+
+
+def describe_suggestion(answer: Recommendation) -> list[str]:
+    """Write what published laws say, and how a search begins with their rates."""
+    lines = describe_published(answer.published)
+    rates = [law.learning_rate for law in answer.published if law.learning_rate is not None]
+    if rates:
+        middle = math.exp(float(np.mean(np.log(rates))))
+        lines.append(
+            f"`--tune-centre {middle:.2g}` begins a search of the rates there. Its grid still has "
+            "to bracket the best one."
+        )
+    return lines
+
+
+def _batch_sizes(ends: Sequence[float], unit: int | None) -> str:
+    """Write one batch size, or a range, in tokens and in sequences."""
+    tokens = " to ".join(_rounded(end) for end in ends)
+    if unit is None or unit == 1:
+        return f"{tokens} tokens"
+    sequences = " to ".join(f"{float(f'{end / unit:.3g}'):,g}" for end in ends)
+    return f"{tokens} tokens ({sequences} sequences of {unit:,})"
+
+
+def _rounded(number: float) -> str:
+    return format_count(float(f"{number:.3g}"))
