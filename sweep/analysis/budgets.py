@@ -14,12 +14,10 @@ from numpy.polynomial import Polynomial
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import BatchSizeAnswer
-from sweep.analysis.law import DEVIATIONS, LEAST_BUDGETS, Law, Optimum, fit_law
-from sweep.config.numbers import format_count
+from sweep.analysis.law import DEVIATIONS, Optimum
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Floats, PossibleCurves, possible_curves
 from sweep.decision.decision import Decision, Flags
-from sweep.plan.plan import Plan
 
 LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
 
@@ -182,23 +180,9 @@ def _best_at_edge(
     first = int(candidates.min(initial=len(sizes) - 1))
     last = int(candidates.max(initial=0))
     index = int(losses.argmin())
-    excess = losses - losses[index]
-    log_sizes = np.log(sizes)
     edge = "smallest" if index == 0 else "largest"
-
-    def end(step: int) -> tuple[float, bool]:
-        position = index
-        while 0 <= position + step < len(sizes):
-            following = position + step
-            if excess[following] > margin:
-                share = (margin - excess[position]) / (excess[following] - excess[position])
-                between = log_sizes[position] + share * (log_sizes[following] - log_sizes[position])
-                return math.exp(between), False
-            position = following
-        return float(sizes[position]), True
-
-    low, is_low_open = end(-1)
-    high, is_high_open = end(1)
+    low, is_low_open = end_of_range(sizes, losses, margin, step=-1)
+    high, is_high_open = end_of_range(sizes, losses, margin, step=1)
     return BestBatchSize(
         value=None,
         interval=(
@@ -211,55 +195,30 @@ def _best_at_edge(
     )
 
 
-def describe_best(best: BestBatchSize) -> str:
-    """Write the best batch size; at an edge, that it is the smallest or the largest tried."""
-    if best.value is not None:
-        return f"{best.value:.3g}"
-    low, high = best.range_within_tolerance
-    if best.edge == "smallest":
-        return f"{low:g}, the smallest tried"
-    return f"{high:g}, the largest tried"
+def end_of_range(
+    sizes: Sequence[int], losses: Floats, margin: float, step: int
+) -> tuple[float, bool]:
+    """Return the last batch size within a margin of the least loss, and whether it may be farther.
 
+    Losses between batch sizes are interpolated in log batch sizes.
 
-def _describe_interval(best: BestBatchSize) -> str:
-    """Write the interval of the best batch size; "" at an edge."""
-    low, high = best.interval
-    if best.value is None:
-        return ""
-    if low is None or high is None:
-        return " (not bounded)"
-    return f" (95 % interval {low:.3g} to {high:.3g})"
-
-
-def describe_budgets(budgets: Sequence[BudgetAnswer], law: Law | None, plan: Plan) -> list[str]:
-    """Write the range and the best batch size of each budget, and how the best one grows."""
-    lines = []
-    unit = plan.tokens_per_sequence
-    for budget in budgets:
-        low, high = budget.best.range_within_tolerance
-        text = f"{low:.3g} to {high:.3g}"
-        if unit > 1:
-            text += f" ({format_count(low * unit)} to {format_count(high * unit)} tokens)"
-        close = budget.answer.compared.write(budget.answer.tolerance)
-        lines.append(
-            f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {text} are "
-            f"within {close} of the best by the fitted curve; the best estimate is "
-            f"{describe_best(budget.best)}{_describe_interval(budget.best)}."
-        )
-    if law is not None:
-        exponent = law.exponent
-        lines.append(
-            f"The best batch size grows as D^{exponent.value:.2f} (95 % interval "
-            f"{exponent.low:.2f} to {exponent.high:.2f}), D: training {plan.settings.token_unit}."
-        )
-    return lines
-
-
-def law_of(budgets: Sequence[BudgetAnswer]) -> Law | None:
-    """Fit the law of the best batch size; None with fewer than three that are inside."""
-    optima = [budget.optimum() for budget in budgets]
-    inside = [optimum for optimum in optima if optimum is not None]
-    return fit_law(inside) if len(inside) >= LEAST_BUDGETS else None
+    Args:
+        sizes: the batch sizes, ascending.
+        losses: of these; less is better.
+        margin: the difference of losses.
+        step: 1 for the largest batch size, −1 for the smallest.
+    """
+    log_sizes = np.log(sizes)
+    position = int(losses.argmin())
+    excess = losses - losses[position]
+    while 0 <= position + step < len(sizes):
+        following = position + step
+        if excess[following] > margin:
+            share = (margin - excess[position]) / (excess[following] - excess[position])
+            between = log_sizes[position] + share * (log_sizes[following] - log_sizes[position])
+            return math.exp(between), False
+        position = following
+    return float(sizes[position]), True
 
 
 def with_worth(budgets: Sequence[BudgetAnswer], index: int) -> Answer:
@@ -353,7 +312,12 @@ def _curves_between(
 
     if len(losses) <= 2:
         return [chord]
-    first = max(0, min(index - 1, len(losses) - 3))
-    nearest = slice(first, first + 3)
+    nearest = nearest_budgets(index, len(losses))
     quadratic = Polynomial.fit(log_tokens[nearest], losses[nearest], 2)
     return [chord, quadratic]
+
+
+def nearest_budgets(index: int, count: int) -> slice:
+    """Return the three budgets around one of several."""
+    first = max(0, min(index - 1, count - 3))
+    return slice(first, first + 3)

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from sweep.analysis.answer_data import join
+from sweep.analysis.budget_laws import law_of_range
 from sweep.analysis.budgets import BudgetAnswer
 from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.law import (
@@ -22,7 +23,6 @@ from sweep.analysis.law import (
 from sweep.analysis.published_laws import Published, Scale, published_at
 from sweep.analysis.recommendation import Recommendation
 from sweep.analysis.results import Sweep, load_sweep
-from sweep.analysis.tables import Estimate
 from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count
 from sweep.decision.decision import ALPHA
 from sweep.decision.proposal import command_with
@@ -36,6 +36,7 @@ SAME_SIZE = 1.02  # ratio of model sizes that count as equal
 LARGEST_CORRELATION = 0.98  # between log tokens and log model sizes, for a law with both
 NEXT_FACTOR = 4  # ratio of the next budget to the largest
 NO_REGRET: dict[str, float | None] = {"this": None, "kept": None, "published": None}
+NO_EXPONENT: dict[str, Any] = {"exponent": None, "interval": None}
 NO_RATE: dict[str, Any] = {"value": None, "interval": None}
 NOT_KNOWN: dict[str, Any] = {**NO_RATE, "range_within_tolerance": None}
 
@@ -86,15 +87,18 @@ def recommend(
         published = published_at(Scale(size, tokens))
 
     law = None
+    law_within = None
     if own:
         law, problems = _fit(own)
         reasons += problems
+        if law is None and len(_model_sizes(own)) <= 1:
+            law_within = law_of_range([each.budget for each in own])
     batch_size = NOT_KNOWN
     rate = NO_RATE
     decay = None
     beta2 = None
     if own and not is_capped:
-        batch_size, problems = _batch_size(own, law, tokens, size)
+        batch_size, problems = _batch_size(own, law, law_within, tokens, size)
         reasons += problems
     if batch_size["value"] is not None:
         rate, problems = _learning_rate(own, tokens, batch_size["value"])
@@ -113,7 +117,7 @@ def recommend(
     return Recommendation(
         tokens=tokens,
         params=size,
-        law=_describe_law(law, measured),
+        law=_describe_law(law, law_within, measured),
         batch_size_tokens=batch_size,
         learning_rate=rate,
         weight_decay=decay,
@@ -292,19 +296,33 @@ def _vary_together(optima: Sequence[Optimum]) -> bool:
 
 
 def _batch_size(
-    own: Sequence[Measured], law: Law | None, tokens: int, size: float | None
+    own: Sequence[Measured],
+    law: Law | None,
+    law_within: Law | None,
+    tokens: int,
+    size: float | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the best batch size, its interval and the range within the tolerance, in tokens.
 
     The reasons say what is not known.
+
+    Args:
+        own: the budgets, ascending.
+        law: of the best batch size; None: not known.
+        law_within: of the largest batch size within the tolerance, which counts without the law.
+        tokens: of the training.
+        size: of its model.
     """
-    if law is None:
-        return {**NOT_KNOWN, "range_within_tolerance": _range_without_law(own, tokens)}, []
-    exponent = law.exponent
+    grows = law if law is not None else law_within
+    if grows is None:
+        return NOT_KNOWN, []
+    exponent = grows.exponent
     if exponent.high - exponent.low > WIDEST_EXPONENT:
         return NOT_KNOWN, [
             f"The exponent is not known well enough: {exponent.low:.2f} to {exponent.high:.2f}."
         ]
+    if law is None:
+        return {**NOT_KNOWN, "range_within_tolerance": _range_by_growth(own, grows, tokens)}, []
 
     best = law.at(tokens, size)
     unit = own[0].tokens_per_sequence
@@ -328,24 +346,18 @@ def _batch_size(
     return batch_size, reasons
 
 
-def _range_without_law(own: Sequence[Measured], tokens: int) -> tuple[float, float] | None:
-    """Return the range that the growth of the largest batch size within the tolerance predicts.
+def _range_by_growth(own: Sequence[Measured], law: Law, tokens: int) -> tuple[float, float]:
+    """Return the range whose end the growth of the largest batch size within the tolerance tells.
 
-    None unless it is known at three budgets of one model.
+    It begins where that of the largest budget does. In tokens.
+
+    Args:
+        own: the budgets, ascending.
+        law: of that largest batch size.
+        tokens: of the training.
     """
-    if len(_model_sizes(own)) > 1:
-        return None
-    points = [
-        (math.log(each.budget.tokens), math.log(each.budget.best.range_within_tolerance[1]))
-        for each in own
-        if not each.budget.best.is_range_open[1]
-    ]
-    if len(points) < LEAST_BUDGETS:
-        return None
-    x, y = np.array(points).T
-    slope, level = np.polyfit(x, y, 1)
     unit = own[-1].tokens_per_sequence
-    largest = math.exp(level + slope * math.log(tokens)) * unit
+    largest = law.at(tokens).value * unit
     smallest = own[-1].budget.best.range_within_tolerance[0] * unit
     return min(smallest, largest), largest
 
@@ -435,7 +447,9 @@ def _regret(
     }
 
 
-def _describe_law(law: Law | None, measured: Sequence[Measured]) -> dict[str, Any]:
+def _describe_law(
+    law: Law | None, law_within: Law | None, measured: Sequence[Measured]
+) -> dict[str, Any]:
     points = []
     for each in measured:
         best = each.budget.best
@@ -454,12 +468,18 @@ def _describe_law(law: Law | None, measured: Sequence[Measured]) -> dict[str, An
                 "edge": best.edge,
             }
         )
-    exponent: Estimate | None = law.exponent if law is not None else None
     return {
-        "exponent": None if exponent is None else exponent.value,
-        "interval": None if exponent is None else (exponent.low, exponent.high),
+        **_describe_exponent(law),
+        "largest_within_tolerance": _describe_exponent(law_within),
         "points": points,
     }
+
+
+def _describe_exponent(law: Law | None) -> dict[str, Any]:
+    if law is None:
+        return NO_EXPONENT
+    exponent = law.exponent
+    return {"exponent": exponent.value, "interval": (exponent.low, exponent.high)}
 
 
 def _cap(validated: Sequence[Measured], beyond: float) -> str:
@@ -491,7 +511,7 @@ def suggest(params: float, tokens: int) -> Recommendation:
     return Recommendation(
         tokens=tokens,
         params=params,
-        law={"exponent": None, "interval": None, "points": []},
+        law=_describe_law(None, None, []),
         batch_size_tokens=NOT_KNOWN,
         learning_rate=NO_RATE,
         weight_decay=None,

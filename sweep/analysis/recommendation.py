@@ -1,13 +1,15 @@
 """A recommendation for a larger training: its values, and its sentences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from sweep.analysis.budget_laws import describe_exponent
 from sweep.analysis.published_laws import Published
+from sweep.analysis.tables import Estimate
 from sweep.config.numbers import format_count, format_seconds
 
 
@@ -17,7 +19,9 @@ class Recommendation:
 
     tokens: int
     params: float | None
-    law: dict[str, Any]  # exponent, interval and points; the exponent is null without a law
+    # exponent and interval, null without a law, those of the largest batch size within the
+    # tolerance, which counts without it, and points
+    law: dict[str, Any]
     batch_size_tokens: dict[str, Any]  # value, interval and range_within_tolerance
     learning_rate: dict[str, Any]  # value and interval
     weight_decay: float | None
@@ -43,14 +47,16 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
     """Write a recommendation in sentences."""
     size = answer.batch_size_tokens
     unit = answer.tokens_per_sequence
-    lines = []
     training = f"{format_count(answer.tokens)} tokens"
+    lines = []
     if size["value"] is not None:
         start = "Provisionally, use" if answer.provisional else "Use"
         lines.append(
             f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}. Its 95 % "
             f"interval: {_batch_sizes(size['interval'], unit)}."
         )
+    else:
+        lines.append(f"The best batch size for {training} is not known.")
     if size["range_within_tolerance"] is not None:
         text = "Within the tolerance of the best"
         if size["value"] is None:
@@ -64,12 +70,6 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
             f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.4g} by the rules "
             "of the policy."
         )
-    if answer.law["exponent"] is not None:
-        low, high = answer.law["interval"]
-        lines.append(
-            f"The best batch size grows as D^{answer.law['exponent']:.2f} (95 % interval "
-            f"{low:.2f} to {high:.2f})."
-        )
     if answer.cap is not None:
         lines.append(answer.cap)
     elif answer.factor_beyond is not None and answer.measured_up_to is not None:
@@ -78,12 +78,26 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
             text += f"; this is {answer.factor_beyond:.3g} times beyond"
         lines.append(f"{text}.")
     lines += answer.reasons
+    lines += _describe_exponents(answer.law)
     lines += _describe_regret(answer)
     lines += describe_published(answer.published)
     if answer.settle is not None:
         seconds = answer.settle_seconds
         cost = f", about {format_seconds(seconds)} of training" if seconds else ""
         lines.append(f"Next{cost}: {answer.settle}")
+    return lines
+
+
+def _describe_exponents(law: Mapping[str, Any]) -> list[str]:
+    subjects = {
+        "The best batch size": law,
+        "The largest batch size within the tolerance": law["largest_within_tolerance"],
+    }
+    lines = []
+    for subject, known in subjects.items():
+        if known["exponent"] is not None:
+            exponent = Estimate(known["exponent"], *known["interval"])
+            lines.append(f"{subject} grows as {describe_exponent(exponent)}.")
     return lines
 
 

@@ -10,18 +10,16 @@ from typing import Any
 from sweep.analysis import checks, tables
 from sweep.analysis.answer import Answer, SoonestOfBudgets
 from sweep.analysis.answer_data import join
+from sweep.analysis.budget_laws import Growth, describe_budgets, growth_of
 from sweep.analysis.budgets import (
     BudgetAnswer,
     answer_document,
-    describe_budgets,
     find_best_batch_size,
-    law_of,
     with_worth,
 )
 from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading, rates_of_finals
-from sweep.analysis.law import Law
 from sweep.analysis.next_step import (
     NextStep,
     TunedResults,
@@ -200,16 +198,12 @@ class Sweep(tables.SweepTables):
         return tuple(budgets)
 
     @cached_property
-    def law(self) -> Law | None:
-        """The law of the best batch size in sequences.
-
-        None with fewer than three budgets whose best batch size lies inside those tried, or if the
-        data are repeated too often.
-        """
+    def growth(self) -> Growth:
+        """How batch sizes grow with the budget; without laws if the data are repeated too often."""
         epochs = [of_budget.plan.epochs for of_budget in self.by_budget]
         if any(count is not None and count > MOST_EPOCHS for count in epochs):
-            return None
-        return law_of(self.budgets)
+            return Growth()
+        return growth_of(self.budgets)
 
     def sentences(self) -> list[str]:
         """Return the answer in a few sentences, or a description of the sweep without one."""
@@ -220,7 +214,7 @@ class Sweep(tables.SweepTables):
             if answer is not None:
                 lines += describe(answer)
             if self.smaller:
-                lines += describe_budgets(self.budgets, self.law, self.plan)
+                lines += describe_budgets(self.budgets, self.growth, self.plan)
             return lines
 
         lines = describe(result.answer)
@@ -237,7 +231,7 @@ class Sweep(tables.SweepTables):
         if result.curve:
             lines += _describe_curve(result.curve)
         if self.smaller:
-            lines += describe_budgets(self.budgets, self.law, self.plan)
+            lines += describe_budgets(self.budgets, self.growth, self.plan)
         return lines
 
     def _can_decide_more(self, result: PolicyResult) -> bool:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sweep.analysis.answer_data import AnswerData, join
-from sweep.analysis.budgets import describe_best
+from sweep.analysis.budget_laws import describe_best
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.judge import PolicyResult
 from sweep.analysis.rate_rules import rate_exponent
@@ -290,7 +290,7 @@ def _plot_best_batch_sizes(sweep: Sweep) -> Spec:
         )
     table = pd.DataFrame(rows).astype(float)
     largest = table["budget"].max()
-    law = sweep.law
+    law = sweep.growth.best
     lines = pd.DataFrame()
     if law is not None:
         grid = np.geomspace(table["budget"].min(), EXTRAPOLATED * largest, 60)

@@ -20,7 +20,8 @@ from jinja2 import Environment, StrictUndefined
 from sweep.analysis import tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import MISSING, BatchSizeAnswer
-from sweep.analysis.budgets import BestBatchSize, describe_best
+from sweep.analysis.budget_laws import describe_best, describe_growth
+from sweep.analysis.budgets import BestBatchSize
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at
 from sweep.analysis.next_step import command_for_times
@@ -119,7 +120,8 @@ def _markdown_of_sweep(
         policies=sorted(sweep.policies, key=lambda policy: policy is not sweep.leading),
         answer=sweep.answer(),
         budgets=sweep.budgets if sweep.smaller else (),
-        law=sweep.law if sweep.smaller else None,
+        growth=_describe_growth_of(sweep),
+        has_law=sweep.growth.best is not None,
         lines=sweep.sentences(),
         scope=scope,
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
@@ -167,6 +169,13 @@ def _seconds_per_token(sweep: Sweep, label: str) -> dict[int, float]:
         if row.seconds is not None and row.mean is not None:
             seconds[row.batch_size] = row.seconds / row.mean
     return seconds
+
+
+def _describe_growth_of(sweep: Sweep) -> list[str]:
+    if not sweep.budgets:
+        return []
+    unit = sweep.plan.settings.token_unit
+    return describe_growth(sweep.growth, sweep.budgets[-1], unit)
 
 
 def _noise_command(plan: Plan) -> str | None:

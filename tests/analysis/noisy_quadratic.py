@@ -68,3 +68,16 @@ def best_quadratic_steps(batch_size: int, target: float = TARGET) -> tuple[int, 
         options={"xatol": 1e-6},
     )
     return math.ceil(-1 / optimum.fun), math.exp(optimum.x)
+
+
+def best_quadratic_loss(sequences: float, batch_size: int) -> float:
+    """Return the least loss over constant rates after so many sequences."""
+    steps = np.array([sequences / batch_size])
+
+    def loss(log_rate: float) -> float:
+        return float(quadratic_loss(steps, batch_size, np.exp([log_rate]))[0])
+
+    grid = np.log(COARSE_RATES)
+    best = int(np.argmin([loss(log_rate) for log_rate in grid]))
+    ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return float(minimize_scalar(loss, bounds=ends, method="bounded").fun)

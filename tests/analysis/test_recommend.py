@@ -5,12 +5,15 @@ import random
 
 import pytest
 
+from sweep.analysis.budget_laws import describe_best, describe_growth, growth_of
 from sweep.analysis.recommend import recommend, suggest
 from sweep.analysis.recommendation import describe_recommendation, describe_suggestion
+from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError
 from sweep.plan.plan import parse_plan
 from sweep.trial.files import read_json, write_json
 from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.analysis.noisy_quadratic import best_quadratic_loss
 from tests.analysis.test_law import EXPONENT, best_at, loss_at
 
 SEQUENCE = 64  # tokens
@@ -117,6 +120,45 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
     assert low == SEQUENCE
     assert high == pytest.approx(0.1 * 64_000**0.74 * SEQUENCE, rel=0.4)
     assert {point["edge"] for point in answer.law["points"]} == {"smallest"}
+    low, high = answer.law["largest_within_tolerance"]["interval"]
+    assert low < 0.74 < high
+    lines = describe_recommendation(answer)
+    assert lines[0] == "The best batch size for 4.1M tokens is not known."
+    assert "by the growth of that range" in lines[1]
+
+
+def test_a_growth_that_is_not_known_gives_no_range(tmp_path):
+    def erratic(sequences, size):
+        scale = {1000: 50, 4000: 1000, 16_000: 100}[sequences]
+        return 2.0 + size / scale
+
+    folders = [
+        write_budget(tmp_path / f"s{n}", n, sizes=[1, 4, 16, 64, 256], noise=1e-4, loss=erratic)
+        for n in (1000, 4000, 16_000)
+    ]
+    answer = recommend(folders, 64_000 * SEQUENCE)
+    low, high = answer.law["largest_within_tolerance"]["interval"]
+    assert high - low > 1 and answer.batch_size_tokens["range_within_tolerance"] is None
+    assert any(reason.startswith("The exponent is not known") for reason in answer.reasons)
+
+
+def test_on_the_noisy_quadratic_one_is_best_and_what_20_percent_more_tokens_allow_grows(tmp_path):
+    def loss(sequences, size):
+        return best_quadratic_loss(sequences, int(size))
+
+    sizes = [1, *(2**exponent for exponent in range(3, 11))]
+    budgets = []
+    for exponent in (12, 14, 16, 18, 20):
+        path = write_budget(tmp_path / f"s{exponent}", 2**exponent, sizes, 1e-6, 3, loss)
+        budgets += load_sweep(path).budgets
+    assert {describe_best(budget.best) for budget in budgets} == {"1, the smallest tried"}
+    growth = growth_of(budgets)
+    assert growth.best is None
+    assert growth.excess.exponent.value == pytest.approx(0.74, abs=0.02)
+    line = describe_growth(growth, budgets[-1], "tokens")[-1]
+    assert line.startswith(
+        "The batch size that needs 20 % more tokens than the best grows as D^0.7"
+    )
 
 
 def test_a_model_size_that_was_not_measured_has_no_number(folders):
