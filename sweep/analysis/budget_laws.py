@@ -35,7 +35,11 @@ class Growth:
 
 
 def growth_of(budgets: Sequence[BudgetAnswer]) -> Growth:
-    """Fit how batch sizes grow over the budgets of one model, ascending."""
+    """Fit how batch sizes grow over the budgets of one model, ascending.
+
+    Budgets that repeat the data too often are left out.
+    """
+    budgets = [budget for budget in budgets if not budget.is_repetitive]
     optima = [budget.optimum() for budget in budgets]
     inside = [optimum for optimum in optima if optimum is not None]
     if len(inside) >= LEAST_BUDGETS:

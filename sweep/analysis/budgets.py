@@ -14,6 +14,7 @@ from numpy.polynomial import Polynomial
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import BatchSizeAnswer
+from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.law import DEVIATIONS, Optimum
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Floats, PossibleCurves, possible_curves
@@ -44,7 +45,13 @@ class BudgetAnswer:
     best: BestBatchSize
     loss: float  # the least over batch sizes, estimated at the best rates; less is better
     loss_error: float  # half the width of its 95 % interval, about
+    epochs: float | None  # of the data; None: not known
     answer: Answer
+
+    @property
+    def is_repetitive(self) -> bool:
+        """Whether the data are known to be repeated so often that no law includes the budget."""
+        return self.epochs is not None and self.epochs > MOST_EPOCHS
 
     def optimum(self, unit: int = 1, parameters: float | None = None) -> Optimum | None:
         """Return the best batch size as a point of a law; None at an edge, or if it is not bounded.

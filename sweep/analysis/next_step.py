@@ -31,7 +31,8 @@ from sweep.analysis.tables import SweepTables
 from sweep.analysis.times import misses_budget, read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
-from sweep.config.numbers import format_count
+from sweep.config.models import MODEL_PRESETS, TransformerSettings
+from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count, parse_count
 from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, UNDECIDED
 from sweep.decision.first_rates import first_rates_of
@@ -229,7 +230,8 @@ def command_for_longer(sweep: SweepTables) -> str | None:
         plan = plan.model_copy(update={"settings": settings})
     with contextlib.suppress(SweepError):
         powers = _powers_of_budgets(plan.epochs)
-        budgets = [_write_budget(plan, changes, tokens, power) for power in powers]
+        factors = [float(BUDGET_FACTOR) ** power for power in powers]
+        budgets = [_write_budget(plan, changes, tokens, factor) for factor in factors]
         if budgets:
             return command_with(plan, **changes, budget=budgets, batches="auto")
     return None
@@ -249,16 +251,24 @@ def _powers_of_budgets(epochs: float | None) -> range:
     return range(first, first + LEAST_BUDGETS)
 
 
-def _write_budget(plan: Plan, changes: Mapping[str, Any], tokens: int, power: int) -> str:
+def _write_budget(plan: Plan, changes: Mapping[str, Any], tokens: int, factor: float) -> str:
     """Return a budget as a word of a command, rounded if that leaves equal tokens.
+
+    Args:
+        plan: the sweep.
+        changes: of its command.
+        tokens: the sweep's budget.
+        factor: of the wanted budget.
 
     Raises:
         SweepError: if it would be refused, by itself in another folder.
     """
-    exact = round(tokens * float(BUDGET_FACTOR) ** power)
+    exact = math.floor(tokens * factor)
     words = [str(exact)]
-    if power != 0:
-        words.insert(0, format_count(float(f"{exact:.2g}")))
+    rounded = format_count(float(f"{exact:.2g}"))
+    ratio = parse_count(rounded) / tokens
+    if max(ratio, 1 / ratio) >= LEAST_BUDGET_RATIO:
+        words.insert(0, rounded)
     for word in words:
         proposed = propose(plan, {**changes, "budget": word}, is_elsewhere=True).plan
         counts = {row.tokens for row in proposed.trials if row.stage == "final"}
@@ -266,6 +276,60 @@ def _write_budget(plan: Plan, changes: Mapping[str, Any], tokens: int, power: in
         if proposed.can_compare(counts) and repeats <= MOST_EPOCHS:
             return word
     raise SweepError(f"Batch sizes have no equal tokens at a budget of {exact}.")
+
+
+def command_for_budget(sweep: SweepTables, tokens: int) -> tuple[str, int]:
+    """Return the command of the next budget towards a training, and its tokens.
+
+    It is at most four times the sweep's largest one, and repeats the data at most four times.
+
+    Raises:
+        SweepError: if there is no such budget, or no command line can have the sweep's settings.
+    """
+    plan = sweep.plan
+    most = math.inf
+    if plan.epochs:
+        most = MOST_EPOCHS / plan.epochs
+    if most < LEAST_BUDGET_RATIO:
+        raise SweepError(
+            f"A larger budget would repeat the data over {MOST_EPOCHS} times. Sweep on more data, "
+            "in another --out."
+        )
+    wanted = max(tokens / plan.budget_tokens, LEAST_BUDGET_RATIO)
+    factor = min(wanted, BUDGET_FACTOR, most)
+    changes = _Search(sweep).own_out()
+    word = _write_budget(plan, changes, plan.budget_tokens, factor)
+    command = command_with(plan, **changes, budget=word, batches="auto")
+    return command, parse_count(word)
+
+
+def command_for_model(sweep: SweepTables, larger_than: float) -> str | None:
+    """Return the command that sweeps a larger model at the same budgets; None if there is none.
+
+    Args:
+        sweep: of a shipped model, with tokens as budgets.
+        larger_than: parameters without embeddings, of the largest model that has been swept.
+    """
+    plan = sweep.plan
+    model = plan.settings.model
+    if not isinstance(model, TransformerSettings):
+        return None
+    shipped = [each for each in MODEL_PRESETS.values() if isinstance(each, TransformerSettings)]
+    larger = [each for each in shipped if each.parameters_of_layers > larger_than]
+    if not larger:
+        return None
+    following = min(larger, key=lambda each: each.parameters_of_layers)
+    changes = {
+        "model": following.name,
+        "vocabulary": model.vocabulary,
+        "context": model.context,
+        "budget": [str(of_budget.plan.budget_tokens) for of_budget in sweep.by_budget],
+        "batches": "auto",
+        "out": _Search(sweep).free_out(following.name),
+    }
+    with contextlib.suppress(SweepError):
+        return command_with(plan, **changes)
+    return None
 
 
 class _Search:
@@ -283,7 +347,7 @@ class _Search:
         sizes = self.sweep.batch_sizes
         if self.has_missed_budget():
             return self._step(self._elsewhere(sizes))
-        return self._step(propose_tuning(self.plan, sizes, self.free_out(), **self._own_out()))
+        return self._step(propose_tuning(self.plan, sizes, self.free_out(), **self.own_out()))
 
     def settle(self, tuned: TunedResults) -> NextStep:
         """Propose what a sweep with tuned rates needs."""
@@ -352,7 +416,7 @@ class _Search:
                 "batches": list(sizes),
                 "lr": self.lr,
                 "seeds": count,
-                **self._own_out(),
+                **self.own_out(),
             }
             proposal = propose(self.plan, changes)
             if open_ids <= proposal.requested:
@@ -464,7 +528,7 @@ class _Search:
                 **others,
                 "batches": list(sizes),
                 "lr": self.lr,
-                **self._own_out(),
+                **self.own_out(),
                 "seeds": "auto",
             }
             if limit > answer.max_seeds:
@@ -517,7 +581,7 @@ class _Search:
             "lr": self.lr,
             "seeds": "auto",
             "timing": None,  # a file that fixed the tokens of the others lacks this one
-            **self._own_out(),
+            **self.own_out(),
         }
         try:
             proposal = propose(self.plan, changes)
@@ -562,7 +626,7 @@ class _Search:
         """Propose `sweep check` for a command that was not checked."""
         if not self.plan.settings.workload.is_program or self.sweep.checked.get("checks"):
             return None
-        command = check_of_command(self.plan, **self._own_out())
+        command = check_of_command(self.plan, **self.own_out())
         if command is None:
             return None
         return NextStep(command, reason=reason)
@@ -629,7 +693,7 @@ class _Search:
     def _tuned_rows(self) -> list[PlannedTrial]:
         return [row for row in self.plan.trials if row.policy == self.lr]
 
-    def _own_out(self) -> dict[str, Any]:
+    def own_out(self) -> dict[str, Any]:
         """Return a change of --out if the recorded one is not this folder any more."""
         recorded = Path(recorded_out(self.plan))
         folder = SweepFolder(self.sweep.path)
@@ -645,7 +709,7 @@ class _Search:
 
     def free_out(self, question: str = "") -> str:
         """Return a folder for a new sweep, next to this one; another question has its own name."""
-        out = self._own_out().get("out")
+        out = self.own_out().get("out")
         if out is None:
             out = recorded_out(self.plan)
         name = self.sweep.path.resolve().name
@@ -659,7 +723,7 @@ class _Search:
 
     def folder_to_name(self) -> str:
         """Return this folder as its commands name it."""
-        return str(self._own_out().get("out", recorded_out(self.plan)))
+        return str(self.own_out().get("out", recorded_out(self.plan)))
 
     def _step(self, proposal: Proposal) -> NextStep:
         trials = proposal.trials_to_run(self.records, self.sweep.timing)

@@ -20,12 +20,12 @@ from sweep.analysis.law import (
     Optimum,
     fit_law,
 )
+from sweep.analysis.next_step import command_for_budget, command_for_model
 from sweep.analysis.published_laws import Published, Scale, published_at
 from sweep.analysis.recommendation import Recommendation
 from sweep.analysis.results import Sweep, load_sweep
-from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count
+from sweep.config.numbers import format_count
 from sweep.decision.decision import ALPHA
-from sweep.decision.proposal import command_with
 from sweep.errors import SweepError
 from sweep.plan.policies import parse_policy
 
@@ -34,7 +34,6 @@ LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
 WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
 SAME_SIZE = 1.02  # ratio of model sizes that count as equal
 LARGEST_CORRELATION = 0.98  # between log tokens and log model sizes, for a law with both
-NEXT_FACTOR = 4  # ratio of the next budget to the largest
 NO_REGRET: dict[str, float | None] = {"this": None, "kept": None, "published": None}
 NO_EXPONENT: dict[str, Any] = {"exponent": None, "interval": None}
 NO_RATE: dict[str, Any] = {"value": None, "interval": None}
@@ -52,6 +51,12 @@ class Measured:
     @property
     def tokens_per_sequence(self) -> int:
         return self.sweep.plan.tokens_per_sequence
+
+    @property
+    def is_best_one(self) -> bool:
+        """Whether the best batch size is 1 by its estimate, below which there is none."""
+        best = self.budget.best
+        return best.edge == "smallest" and best.range_within_tolerance[0] == 1
 
     @property
     def optimum(self) -> Optimum | None:
@@ -75,7 +80,9 @@ def recommend(
     measured = _measure([load_sweep(folder, pursues="tokens") for folder in folders])
     _refuse_repeated(measured)
     _refuse_different(measured)
+    measured, repetitive = _without_repetitive(measured)
     own, reasons = _of_model(measured, params)
+    reasons = repetitive + reasons
     validated = own if own else measured
     largest = max(validated, key=lambda each: each.budget.tokens)
     size = params if params is not None else largest.parameters
@@ -111,9 +118,13 @@ def recommend(
         )
     if any(each.budget.answer.provisional for each in own):
         reasons.append("The answer at some budget is provisional.")
-    if _has_unknown_epochs(own):
+    if any(each.budget.epochs is None for each in own):
         reasons.append("How often the data are repeated is not known at some budget.")
-    settle, seconds = _next_budget(largest, tokens)
+    if own:
+        settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), tokens)
+    else:
+        settle, seconds, problems = _next_model(measured, size)
+    reasons += problems
     return Recommendation(
         tokens=tokens,
         params=size,
@@ -123,8 +134,9 @@ def recommend(
         weight_decay=decay,
         adam_beta2=beta2,
         regret=_regret(own, batch_size["value"], tokens, published),
-        cap=_cap(validated, beyond) if is_capped else None,
+        cap=_cap(validated, tokens, size) if is_capped else None,
         measured_up_to=largest.budget.tokens,
+        recommended_there=largest.budget.answer.recommended * largest.tokens_per_sequence,
         factor_beyond=beyond,
         provisional=len(reasons) > 0 or is_capped,
         reasons=reasons,
@@ -192,23 +204,26 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
                     f"budgets must have the same {name}, got {of_first!r} in {first.sweep.path} "
                     f"and {value!r} in {each.sweep.path}. Leave one out."
                 )
-    for each in measured:
-        for of_budget in each.sweep.by_budget:
-            epochs = of_budget.plan.epochs
-            if epochs is not None and epochs > MOST_EPOCHS:
-                raise SweepError(
-                    f"a budget must have at most {MOST_EPOCHS:g} epochs, got {epochs:.3g} in "
-                    f"{each.sweep.path}. Use more data, or leave it out."
-                )
 
 
-def _has_unknown_epochs(measured: Sequence[Measured]) -> bool:
-    """Return True if a budget reads data, and how often is not known."""
-    for each in measured:
-        for of_budget in each.sweep.by_budget:
-            if of_budget.plan.known_epochs is None:
-                return True
-    return False
+def _without_repetitive(measured: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
+    """Leave out the budgets that repeat the data too often; the reasons say so.
+
+    Raises:
+        SweepError: if none is left.
+    """
+    kept = [each for each in measured if not each.budget.is_repetitive]
+    rule = f"it has over {MOST_EPOCHS} epochs of the data"
+    if not kept:
+        raise SweepError(
+            f"a budget must have at most {MOST_EPOCHS} epochs of the data, but each of these has "
+            "more. Sweep on more data, or at smaller budgets."
+        )
+    left_out = [each for each in measured if each.budget.is_repetitive]
+    return kept, [
+        f"The budget of {format_count(each.budget.tokens)} is left out: {rule}."
+        for each in left_out
+    ]
 
 
 def _optimizer(each: Measured) -> dict[str, Any]:
@@ -270,10 +285,17 @@ def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
     is_of_sizes = len(_model_sizes(own)) > 1
     least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
     if len(optima) < least:
-        return None, [
+        problems = [
             f"A law needs at least {least} budgets whose best batch size lies inside those tried; "
             f"there are {len(optima)}."
         ]
+        at_one = [each for each in own if each.is_best_one]
+        if at_one:
+            problems.append(
+                f"At {len(at_one)} of {len(own)} budgets the best one is batch size 1, and none is "
+                "smaller. Larger budgets or shorter sequences may have it inside."
+            )
+        return None, problems
     if is_of_sizes and _vary_together(optima):
         return None, ["Budgets and model sizes vary together, so that no law tells them apart."]
 
@@ -482,28 +504,63 @@ def _describe_exponent(law: Law | None) -> dict[str, Any]:
     return {"exponent": exponent.value, "interval": (exponent.low, exponent.high)}
 
 
-def _cap(validated: Sequence[Measured], beyond: float) -> str:
+def _cap(validated: Sequence[Measured], tokens: int, size: float | None) -> str:
     """Write how far the sweeps tell, for a training far outside of them."""
     budgets = [each.budget.tokens for each in validated]
-    text = f"Validated from {format_count(min(budgets))} to {format_count(max(budgets))} tokens"
+    text = f"Validated at {_write_range(budgets)} tokens"
+    outside = [_write_factor("tokens", tokens, budgets)]
     sizes = _model_sizes(validated)
     if sizes:
-        text += f" and models of up to {format_count(max(sizes))} parameters"
-    return f"{text}; this is {beyond:,.0f} times outside."
+        text += f" and {_write_range(sizes)} parameters without embeddings"
+    if sizes and size is not None:
+        outside.append(_write_factor("parameters", size, sizes))
+    return f"{text}; this training has {' and '.join(filter(None, outside))}."
 
 
-def _next_budget(largest: Measured, tokens: int) -> tuple[str | None, float | None]:
-    """Return the command of the next budget towards a training, and its estimated time."""
-    budget = largest.budget.tokens
-    if tokens <= budget:
-        return None, None
-    following = max(min(tokens, NEXT_FACTOR * budget), math.ceil(LEAST_BUDGET_RATIO * budget))
+def _write_range(values: Sequence[float]) -> str:
+    ends = dict.fromkeys([format_count(min(values)), format_count(max(values))])
+    return " to ".join(ends)
+
+
+def _write_factor(unit: str, value: float, measured: Sequence[float]) -> str:
+    """Write how far a number lies outside of those measured; "" inside."""
+    above = value / max(measured)
+    if above > 1:
+        return f"{float(f'{above:.3g}'):,g} times as many {unit}"
+    below = min(measured) / value
+    if below > 1:
+        return f"{float(f'{below:.3g}'):,g} times fewer {unit}"
+    return ""
+
+
+def _next_budget(sweep: Sweep, tokens: int) -> tuple[str | None, float | None, list[str]]:
+    """Return the command of the next budget towards a training, its time, and why there is none.
+
+    The time is that of all trials of the largest budget, times the ratio of the budgets.
+    """
+    if tokens <= sweep.plan.budget_tokens:
+        return None, None, []
     try:
-        command = command_with(largest.sweep.plan, budget=following, batches="auto")
-    except SweepError:
-        return None, None
-    seconds = float(largest.sweep.trials["seconds_total"].sum()) * following / budget
-    return command, seconds if seconds > 0 else None
+        command, following = command_for_budget(sweep, tokens)
+    except SweepError as error:
+        return None, None, [str(error)]
+    total = float(sweep.trials["seconds_total"].sum())
+    seconds = total * following / sweep.plan.budget_tokens
+    return command, seconds if seconds > 0 else None, []
+
+
+def _next_model(
+    measured: Sequence[Measured], size: float | None
+) -> tuple[str | None, float | None, list[str]]:
+    """Return the command of a sweep of a further model size, for a size that was not measured."""
+    largest = max(measured, key=lambda each: each.parameters if each.parameters else 0.0)
+    command = None
+    if size is not None and largest.parameters is not None and size > largest.parameters:
+        sweep = load_sweep(largest.sweep.path)
+        command = command_for_model(sweep, SAME_SIZE * largest.parameters)
+    if command is not None:
+        return command, None, []
+    return None, None, ["Sweep further model sizes at the same budgets, and name all folders."]
 
 
 def suggest(params: float, tokens: int) -> Recommendation:
@@ -519,6 +576,7 @@ def suggest(params: float, tokens: int) -> Recommendation:
         regret=NO_REGRET,
         cap=None,
         measured_up_to=None,
+        recommended_there=None,
         factor_beyond=None,
         provisional=True,
         reasons=["Nothing was measured: published laws are of other models and data."],

@@ -30,6 +30,7 @@ class Recommendation:
     regret: dict[str, float | None]
     cap: str | None  # a sentence, if the training is too far from what was measured
     measured_up_to: int | None  # tokens of the largest budget; null without a sweep
+    recommended_there: int | None  # batch size in tokens that its answer recommends
     # how far the training lies outside of the budgets and model sizes; 1 inside
     factor_beyond: float | None
     provisional: bool
@@ -45,23 +46,14 @@ class Recommendation:
 
 def describe_recommendation(answer: Recommendation) -> list[str]:
     """Write a recommendation in sentences."""
-    size = answer.batch_size_tokens
     unit = answer.tokens_per_sequence
-    training = f"{format_count(answer.tokens)} tokens"
-    lines = []
-    if size["value"] is not None:
-        start = "Provisionally, use" if answer.provisional else "Use"
+    lines = _describe_batch_size(answer)
+    is_known = answer.batch_size_tokens["value"] is not None
+    if answer.measured_up_to and answer.recommended_there and not is_known:
         lines.append(
-            f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}. Its 95 % "
-            f"interval: {_batch_sizes(size['interval'], unit)}."
+            f"At {format_count(answer.measured_up_to)} tokens `sweep answer` recommends batch size "
+            f"{_batch_sizes([answer.recommended_there], unit)}."
         )
-    else:
-        lines.append(f"The best batch size for {training} is not known.")
-    if size["range_within_tolerance"] is not None:
-        text = "Within the tolerance of the best"
-        if size["value"] is None:
-            text += ", by the growth of that range at smaller budgets"
-        lines.append(f"{text}: {_batch_sizes(size['range_within_tolerance'], unit)}.")
     rate = answer.learning_rate
     if rate["value"] is not None:
         low, high = rate["interval"]
@@ -85,6 +77,29 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
         seconds = answer.settle_seconds
         cost = f", about {format_seconds(seconds)} of training" if seconds else ""
         lines.append(f"Next{cost}: {answer.settle}")
+    return lines
+
+
+def _describe_batch_size(answer: Recommendation) -> list[str]:
+    """Write the batch size and the range within the tolerance, or that they are not known."""
+    size = answer.batch_size_tokens
+    unit = answer.tokens_per_sequence
+    training = f"{format_count(answer.tokens)} tokens"
+    within = size["range_within_tolerance"]
+    if size["value"] is None and within is None:
+        return [f"The best batch size for {training} is not known."]
+    if size["value"] is None:
+        return [
+            f"The best batch size for {training} is not known. By how the range within the "
+            f"tolerance grew, it will be {_batch_sizes(within, unit)}."
+        ]
+    start = "Provisionally, use" if answer.provisional else "Use"
+    lines = [
+        f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}. Its 95 % "
+        f"interval: {_batch_sizes(size['interval'], unit)}."
+    ]
+    if within is not None:
+        lines.append(f"Within the tolerance of the best: {_batch_sizes(within, unit)}.")
     return lines
 
 
@@ -116,11 +131,10 @@ def _describe_regret(answer: Recommendation) -> list[str]:
 
 
 def describe_published(published: Sequence[Published]) -> list[str]:
-    """Write what published laws say, and their ranges."""
+    """Write what published laws say, and where the others hold."""
     lines = []
     for law in published:
         if law.value is None:
-            lines.append(f"{law.name} gives no number here: fitted to {law.range} ({law.source}).")
             continue
         text = f"{law.name}: {_rounded(law.value)} tokens per step"
         if law.kind != "best":
@@ -128,12 +142,21 @@ def describe_published(published: Sequence[Published]) -> list[str]:
         if law.learning_rate is not None:
             text += f", learning rate {law.learning_rate:.2g}"
         lines.append(f"{text}; fitted to {law.range} ({law.source}).")
+
+    others = [f"{law.name} was fitted to {law.range}" for law in published if law.value is None]
+    if others:
+        subject = "These published laws give" if lines else "No published law gives"
+        no_number = "no number here" if lines else "a number here"
+        lines.append(f"{subject} {no_number}: {'; '.join(others)}.")
     return lines
 
 
 def describe_suggestion(answer: Recommendation) -> list[str]:
     """Write what published laws say, and how a search begins with their rates."""
     lines = describe_published(answer.published)
+    best = [law.value for law in answer.published if law.kind == "best" and law.value is not None]
+    if len(best) > 1:
+        lines.append(f"The best batch sizes differ by a factor of {max(best) / min(best):.2g}.")
     rates = [law.learning_rate for law in answer.published if law.learning_rate is not None]
     if rates:
         middle = math.exp(float(np.mean(np.log(rates))))
@@ -141,7 +164,7 @@ def describe_suggestion(answer: Recommendation) -> list[str]:
             f"`--tune-centre {middle:.2g}` begins a search of the rates there. Its grid still has "
             "to bracket the best one."
         )
-    return lines
+    return [*lines, *answer.reasons, "To measure it, give `sweep run` several budgets."]
 
 
 def _batch_sizes(ends: Sequence[float], unit: int | None) -> str:
@@ -150,7 +173,8 @@ def _batch_sizes(ends: Sequence[float], unit: int | None) -> str:
     if unit is None or unit == 1:
         return f"{tokens} tokens"
     sequences = " to ".join(f"{float(f'{end / unit:.3g}'):,g}" for end in ends)
-    return f"{tokens} tokens ({sequences} sequences of {unit:,})"
+    noun = "sequence" if sequences == "1" else "sequences"
+    return f"{tokens} tokens ({sequences} {noun} of {unit:,})"
 
 
 def _rounded(number: float) -> str:

@@ -17,7 +17,6 @@ from sweep.analysis.budgets import (
     find_best_batch_size,
     with_worth,
 )
-from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.judge import PolicyResult, judge_trials, leading, rates_of_finals
 from sweep.analysis.next_step import (
@@ -33,6 +32,7 @@ from sweep.analysis.sentences import describe, describe_without_answer
 from sweep.analysis.soonest import AtBudget, find_soonest_of_budgets
 from sweep.decision.decision import UNDECIDED
 from sweep.decision.proposal import check_of_command
+from sweep.plan.plan import Plan
 
 
 class Sweep(tables.SweepTables):
@@ -187,7 +187,7 @@ class Sweep(tables.SweepTables):
             if result is None or result.decision is None:
                 continue
             label = result.label
-            answered.insert(0, _answer_of_budget(tokens, result))
+            answered.insert(0, _answer_of_budget(of_budget.plan, result))
         finished = tuple(answered)
         has_budgets = len(self.smaller) > 0
         budgets = []
@@ -199,10 +199,7 @@ class Sweep(tables.SweepTables):
 
     @cached_property
     def growth(self) -> Growth:
-        """How batch sizes grow with the budget; without laws if the data are repeated too often."""
-        epochs = [of_budget.plan.epochs for of_budget in self.by_budget]
-        if any(count is not None and count > MOST_EPOCHS for count in epochs):
-            return Growth()
+        """How batch sizes grow with the budget."""
         return growth_of(self.budgets)
 
     def sentences(self) -> list[str]:
@@ -265,7 +262,7 @@ def _at_budget(sweep: Sweep, result: PolicyResult) -> AtBudget:
     )
 
 
-def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
+def _answer_of_budget(plan: Plan, result: PolicyResult) -> BudgetAnswer:
     assert result.answer is not None and result.decision is not None
     rows = result.answer.batch_sizes
     best, loss, error = find_best_batch_size(
@@ -274,7 +271,14 @@ def _answer_of_budget(tokens: int, result: PolicyResult) -> BudgetAnswer:
         seeds=[row.seeds for row in rows],
         margin=result.answer.compared.margin,
     )
-    return BudgetAnswer(tokens=tokens, best=best, loss=loss, loss_error=error, answer=result.answer)
+    return BudgetAnswer(
+        tokens=plan.budget_tokens,
+        best=best,
+        loss=loss,
+        loss_error=error,
+        epochs=plan.known_epochs,
+        answer=result.answer,
+    )
 
 
 def load_sweep(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.table import Table
 from rich.text import Text
 
+from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
@@ -78,7 +79,16 @@ def print_plans(
     all_costs: Sequence[dict[str, Any] | None] = costs if costs else [None] * len(plans)
     if not as_json:
         for planned, cost in zip(plans, all_costs, strict=True):
-            print_plan(planned, folder, retried_causes, cost=cost, is_verbose=is_verbose)
+            print_plan(
+                planned,
+                folder,
+                retried_causes,
+                cost=cost,
+                is_verbose=is_verbose,
+                is_only=len(plans) == 1,
+            )
+        if len(plans) > 1:
+            say("\n".join(_about_budgets(plans, folder, retried_causes)))
         return
 
     whole = whole_plan(plans)
@@ -91,6 +101,45 @@ def print_plans(
     print_document(document)
 
 
+def _about_budgets(
+    plans: Sequence[Planned], folder: SweepFolder, retried_causes: frozenset[Cause]
+) -> list[str]:
+    """Return what several budgets have together, and which of them no law includes."""
+    following = "first rates"
+    if plans[0].experiment.chooses_batches:
+        following = "batch sizes and first rates"
+    lines = [
+        f"The {following} of larger budgets follow from the results of smaller ones; those above "
+        "are a guess."
+    ]
+    repetitive = [
+        format_count(planned.plan.budget_tokens)
+        for planned in plans
+        if planned.plan.epochs is not None and planned.plan.epochs > MOST_EPOCHS
+    ]
+    if repetitive:
+        lines.append(
+            f"At {', '.join(repetitive)} tokens the data are repeated over {MOST_EPOCHS} times. No "
+            "law includes these budgets: use more data, or leave them out."
+        )
+    seconds = []
+    factors = []
+    for planned in plans:
+        plan = planned.command_rows()
+        to_run = rows_to_run(plan, folder, retried_causes)
+        seconds.append(total_seconds(to_run, plan.execution))
+        factors.append(plan.forecast_factor or 1.0)
+    known = [value for value in seconds if value is not None]
+    if len(known) == len(seconds):
+        least = sum(value / factor for value, factor in zip(known, factors, strict=True))
+        most = sum(value * factor for value, factor in zip(known, factors, strict=True))
+        lines.append(
+            f"All budgets: estimated time {format_seconds(least)} to {format_seconds(most)}, "
+            "without the trials that follow from these."
+        )
+    return lines
+
+
 def print_plan(
     planned: Planned,
     folder: SweepFolder,
@@ -98,8 +147,12 @@ def print_plan(
     to_stderr: bool = False,
     cost: dict[str, Any] | None = None,
     is_verbose: bool = False,
+    is_only: bool = True,
 ) -> None:
-    """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
+    """Print a line per batch size and policy, the common settings, and the cost on a cluster.
+
+    If it is the only budget and cannot tell which batch size is best, the command that can follows.
+    """
     plan = planned.command_rows()
     to_run = rows_to_run(plan, folder, retried_causes)
     console = build_console(to_stderr)
@@ -117,7 +170,8 @@ def print_plan(
         notes |= _internal_notes(plan)
     note_lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
     say("\n".join([*_data_lines(plan, folder), *note_lines]), to_stderr)
-    _print_proposal(plan, to_stderr)
+    if is_only:
+        _print_proposal(plan, to_stderr)
     echo("", err=to_stderr)
 
 

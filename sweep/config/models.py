@@ -61,6 +61,11 @@ class TransformerSettings(ModelBase):
     heads: Positive
     d_ff: Positive
 
+    @property
+    def parameters_of_layers(self) -> int:
+        """Parameters of attention and feed-forward layers, without embeddings and norms."""
+        return self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
+
     @model_validator(mode="after")
     def _heads_divide(self) -> "TransformerSettings":
         if self.d_model % self.heads or (self.d_model // self.heads) % 2:

@@ -20,6 +20,7 @@ EXAMPLES = {
     "batches": "1,8,32",
 }
 EXAMPLES |= {"max_seeds": "8", "seeds": "8, or auto"}
+EXAMPLES |= {"number of tokens": "64ktok or 64Kitok", "tokens": "1B", "params": "350M"}
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 TOKENS = re.compile(r"(.+?)(Ki|Mi|Gi|)tok")  # a batch size in tokens: 64ktok, 64Kitok
@@ -138,24 +139,24 @@ def batches_in_sequences(text: Any, tokens_per_sequence: int) -> Any:
             )
         tokens = parse_count(match[1], "batches: each number of tokens") * BINARY[match[2]]
         if tokens % tokens_per_sequence:
-            nearest = nearest_multiples(tokens, tokens_per_sequence)
+            nearest = nearest_multiples(tokens, tokens_per_sequence, "tok")
             raise SweepError(
                 f"batches: {item} must be a multiple of the {tokens_per_sequence} tokens of a "
-                f"sequence, got {tokens}. Write {nearest}, with tok after it."
+                f"sequence, got {tokens}. Write {nearest}."
             )
         sizes.append(tokens // tokens_per_sequence)
     return sizes
 
 
-def nearest_multiples(value: int, unit: int) -> str:
+def nearest_multiples(value: int, unit: int, suffix: str = "") -> str:
     """Write the multiples of a unit below and above a number: "6 or 9", or "8" if none is below."""
     below = value // unit * unit
     above = -(-value // unit) * unit
-    return f"{below} or {above}" if below else f"{above}"
+    return f"{below}{suffix} or {above}{suffix}" if below else f"{above}{suffix}"
 
 
 def format_count(number: float) -> str:
-    for suffix, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+    for suffix, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if abs(number) >= 0.999995 * size:  # also what rounds to 1
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + suffix
     return f"{number:.0f}"

@@ -66,7 +66,8 @@ def estimate_plans(plans: Sequence[Planned], request: Request) -> list[Planned]:
 def with_predictions(request: Request, stored: Plan | None = None) -> Request:
     """Return the request of a budget, whose first search begins where other budgets predict it.
 
-    It changes nothing if the sweep has no other budget, or this one already.
+    With no budget before, `--batches auto` has the batch sizes of the experiment whose tokens are
+    equal.
 
     Args:
         request: that of one budget.
@@ -76,8 +77,13 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
         stored = load_plan(request.folder)
     experiment = request.experiment
     tokens = experiment.token_budget
-    if stored is None or tokens is None or experiment.target is not None:
+    if tokens is None or experiment.target is not None:
         return request
+    if stored is None:
+        if experiment.chooses_batches:
+            sizes = _with_equal_tokens(experiment.batches, tokens, experiment.tokens_per_sequence)
+            experiment = experiment.model_copy(update={"batches": sizes})
+        return replace(request, experiment=experiment)
     is_of_tokens = all(plan.token_budget is not None for plan in stored.by_budget)
     if not is_of_tokens or stored.settings.target is not None:
         return request  # which is refused, because it asks another question
@@ -96,6 +102,19 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
         tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
         experiment = experiment.model_copy(update={"tuning": tuning})
     return replace(request, experiment=experiment)
+
+
+def _with_equal_tokens(
+    sizes: Sequence[int], budget: int, tokens_per_sequence: int
+) -> tuple[int, ...]:
+    """Leave out the largest batch sizes with which tokens would differ; all stay if that fails."""
+    for count in range(len(sizes), 1, -1):
+        fewer = tuple(sorted(sizes)[:count])
+        if fewer[-1] * tokens_per_sequence > budget:
+            continue
+        if tokens_per_trial(budget, fewer, tokens_per_sequence)[1]:
+            return fewer
+    return tuple(sizes)
 
 
 def _bracketing_sizes(plan: Plan, folder: SweepFolder) -> list[int]:

@@ -71,8 +71,11 @@ def tokens_per_trial(
     if budget < step_tokens[largest]:
         name = "tuning.budget" if is_of_tuning else "budget"
         flag = "tune-budget" if is_of_tuning else "budget"
+        step = f"one step of batch size {largest}"
+        if tokens_per_sequence > 1:
+            step += f" ({step_tokens[largest]} tokens)"
         raise SweepError(
-            f"{name} must hold at least one step of batch size {largest}, got {budget}. "
+            f"{name} must hold at least {step}, got {budget}. "
             f"Use --{flag} {step_tokens[largest]} or more, or smaller batch sizes."
         )
 

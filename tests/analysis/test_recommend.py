@@ -64,7 +64,7 @@ def test_a_law_recommends_with_an_interval_and_a_range(folders):
     assert low < rate < high
     assert answer.weight_decay > 0 and 0.9 < answer.adam_beta2 < 1
     assert (answer.factor_beyond, answer.cap) == (4, None)
-    assert f"--budget {4 * BUDGETS[-1] * SEQUENCE}" in answer.settle
+    assert "--budget 160M" in answer.settle and "--for" not in answer.settle
     assert answer.regret == {"this": None, "kept": None, "published": None}
 
 
@@ -123,8 +123,13 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
     low, high = answer.law["largest_within_tolerance"]["interval"]
     assert low < 0.74 < high
     lines = describe_recommendation(answer)
-    assert lines[0] == "The best batch size for 4.1M tokens is not known."
-    assert "by the growth of that range" in lines[1]
+    start = "The best batch size for 4.1M tokens is not known. By how the range within"
+    assert lines[0].startswith(start)
+    assert any("At 3 of 3 budgets the best one is batch size 1" in line for line in lines)
+    assert (
+        "At 1.02M tokens `sweep answer` recommends batch size 64 tokens (1 sequence of 64)."
+        in lines
+    )
 
 
 def test_a_growth_that_is_not_known_gives_no_range(tmp_path):
@@ -165,6 +170,7 @@ def test_a_model_size_that_was_not_measured_has_no_number(folders):
     answer = recommend(folders, BUDGETS[-1] * SEQUENCE, params=350e6)
     assert answer.batch_size_tokens["value"] is None
     assert answer.reasons[0].startswith("Not measured: a model of 350M parameters")
+    assert "--model small" in answer.settle and "--context 64" in answer.settle
     assert recommend(folders, BUDGETS[-1] * SEQUENCE, params=150_000).batch_size_tokens["value"]
 
 
@@ -215,7 +221,6 @@ def test_another_model_s_budget_validates_nothing(folders, tmp_path):
     ("change", "problem"),
     [
         ({"data": {"name": "other"}}, "the same data"),
-        ({"epochs": 5.0}, "at most 4 epochs"),
         ({"tokens_per_sequence": 128}, "the same tokens per sequence"),
     ],
 )
@@ -225,6 +230,37 @@ def test_sweeps_that_no_law_may_combine_are_refused(folders, tmp_path, change, p
     write_json(path / "plan.json", plan.model_dump(mode="json"))
     with pytest.raises(SweepError, match=problem):
         recommend([*folders, path], 10**9)
+
+
+def with_epochs(path, epochs):
+    plan = parse_plan(read_json(path / "plan.json"), "the plan").model_copy(
+        update={"data": {"name": "path"}, "epochs": epochs}
+    )
+    write_json(path / "plan.json", plan.model_dump(mode="json"))
+    return path
+
+
+def test_a_budget_with_over_four_epochs_is_left_out_and_said(tmp_path):
+    paths = [
+        with_epochs(write_budget(tmp_path / f"s{n}", n), epochs)
+        for n, epochs in zip(BUDGETS, (0.06, 0.3, 1.2, 4.7), strict=True)
+    ]
+    answer = recommend(paths, 4 * BUDGETS[-1] * SEQUENCE)
+    assert len(answer.law["points"]) == 3
+    assert answer.measured_up_to == BUDGETS[2] * SEQUENCE
+    assert any("is left out: it has over 4 epochs" in reason for reason in answer.reasons)
+    with pytest.raises(SweepError, match="at most 4 epochs"):
+        recommend(paths[-1:], 10**9)
+
+
+def test_the_next_budget_repeats_the_data_at_most_four_times(tmp_path):
+    path = write_budget(tmp_path / "s", 16_000)
+    tokens = 64 * 16_000 * SEQUENCE
+    assert "--budget 4.1M" in recommend([with_epochs(path, 0.5)], tokens).settle
+    assert "--budget 2M" in recommend([with_epochs(path, 2.0)], tokens).settle
+    answer = recommend([with_epochs(path, 3.0)], tokens)
+    assert answer.settle is None
+    assert any("repeat the data over 4 times" in reason for reason in answer.reasons)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def test_auto_adds_batch_sizes_until_the_best_one_lies_inside_or_is_one(tmp_path
     run(path, "2k", **settings)
     sizes = load_sweep(path).batch_sizes
     losses = load_sweep(path).trials.set_index("batch_size")["final_valid_loss"]
-    assert {16, 64, 256} < {*sizes} and sizes[0] < 16 and len(sizes) <= 9
+    assert {16, 64} < {*sizes} and sizes[0] < 16 and len(sizes) <= 9
+    assert 256 not in sizes  # with which tokens would differ
     assert sizes[0] == 1 or losses.idxmin() > sizes[0] or len(sizes) == 9
     run(path, "2k", **settings)
     assert load_sweep(path).batch_sizes == sizes

@@ -139,6 +139,7 @@ def _run_budget(
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.runner import finished_summary, prepare, rows_to_run
     from sweep.orchestration.timing import fix_tokens
+    from sweep.plan.plan import load_plan
 
     folder = request.folder
     services = request.services
@@ -160,7 +161,18 @@ def _run_budget(
     planned = fix_tokens(planned, folder, services)
     planned = replace(planned, plan=estimate(planned.plan, folder))
     if not options.is_quiet:
-        print_plan(planned, folder, causes, to_stderr=True, is_verbose=options.is_verbose)
+        stored = load_plan(folder)
+        budgets = {planned.plan.token_budget, *request.later_budgets}
+        if stored is not None:
+            budgets |= {of_budget.token_budget for of_budget in stored.by_budget}
+        print_plan(
+            planned,
+            folder,
+            causes,
+            to_stderr=True,
+            is_verbose=options.is_verbose,
+            is_only=len(budgets) == 1,
+        )
     if not is_confirmed:
         to_run = rows_to_run(planned.command_rows(), folder, causes)
         seconds = total_seconds(to_run, planned.plan.execution)
@@ -240,12 +252,6 @@ def plan(
             "a plan with a --budget of time is written once its steps are timed. Name a --timing, "
             "or leave --out out; `sweep run` times them."
         )
-    if out and len(plans) > 1:
-        raise SweepError(
-            "a plan with several budgets is written as they run, because smaller ones choose the "
-            "first rates of larger ones. Leave --out out, or name one budget."
-        )
-
     costs = None
     if size is not None:
         nodes, gpus = size
@@ -255,7 +261,9 @@ def plan(
             to_run = planned.plan.model_copy(update={"trials": rows})
             costs.append(cost_on_cluster(to_run, nodes, gpus))
     print_plans(plans, folder, as_json=json, costs=costs, is_verbose=verbose)
-    if out:
+    if out and len(plans) > 1:
+        say(f"Nothing is written to {folder.path}: budgets are planned as they run.", json)
+    elif out:
         with holding(folder):
             save_plan(plans[0].plan, folder, plans[0].timing)
         say(f"Written to {folder.plan_path}.", json)
