@@ -212,6 +212,10 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.arm), []).append(row)
 
+    # With optimizers, the table of both columns would exceed 80 columns.
+    has_microbatches = not plan.settings.optimizers
+    has_microbatches |= any(row.microbatch_size != row.batch_size for row in plan.trials)
+    has_tokens = not (plan.settings.optimizers and has_microbatches)
     has_warmup = is_verbose and plan.settings.workload.receives("warmup_steps")
     lines = []
     for rows in groups.values():
@@ -221,13 +225,12 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
         cells = {
             "optimizer": first.optimizer,
             "batch size": str(first.batch_size),
-            # with optimizers the table would exceed 80 columns
-            "tokens": None if first.optimizer else _in_tokens(first.batch_size, plan),
+            "tokens": _in_tokens(first.batch_size, plan) if has_tokens else None,
             "lr": _rates_of(rows),
             "trials": f"{len(rows)} tuning" if first.stage == "tune" else str(len(rows)),
             "steps": f"{first.steps:,}" if first.tokens else "not timed yet",
             "warmup": f"{first.warmup_steps:,}" if has_warmup and first.tokens else None,
-            "microbatch": " × ".join(map(str, factors)),
+            "microbatch": " × ".join(map(str, factors)) if has_microbatches else None,
             "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
             "time": _total_time(rows, plan.execution.alone()),
         }
