@@ -8,7 +8,7 @@ The names in `__all__` are imported on first use, so that `import sweep` is fast
 from typing import TYPE_CHECKING, Any
 
 from sweep.errors import SweepError
-from sweep.script import log
+from sweep.script import log, settings, training_arguments
 from sweep.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from sweep.workloads.workload import Workload
 
 __all__ = [
+    "LightningCallback",
     "SweepError",
+    "TrainerCallback",
     "Workload",
     "answer",
     "forecast_memory",
@@ -49,7 +51,9 @@ __all__ = [
     "probe_memory",
     "recommend",
     "run_sweep",
+    "settings",
     "suggest",
+    "training_arguments",
     "write_report",
 ]
 
@@ -73,6 +77,10 @@ def __getattr__(name: str) -> Any:
         from sweep.report import charts
 
         return getattr(charts, name)
+    if name in ("LightningCallback", "TrainerCallback"):  # which import Lightning, transformers
+        from sweep import script
+
+        return getattr(script, name)
     if name == "Workload":
         from sweep.workloads.workload import Workload
 

@@ -132,7 +132,9 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_the_network(tmp
 
 def test_public_names_exist_and_are_sorted():
     assert sweep.__all__ == sorted(sweep.__all__)
-    for name in sweep.__all__:
+    callbacks = {"LightningCallback", "TrainerCallback"}  # of libraries that may be missing
+    assert callbacks < {*sweep.__all__}
+    for name in {*sweep.__all__} - callbacks:
         assert getattr(sweep, name).__name__ == name
     with pytest.raises(AttributeError):
         _ = sweep.nonsense

@@ -12,19 +12,28 @@ from sweep.config.pretrained import with_transformers
 from sweep.config.secrets import refuse_secrets
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.workloads import (
+    KIND_OF_KEY,
     KINDS,
     SETTINGS_OF_KIND,
-    Command,
+    Program,
     UserWorkload,
     workload_table,
 )
 from sweep.errors import SweepError, cut, did_you_mean, reason_of
 from sweep.resources import DEFAULT_EXPERIMENTS, EXPERIMENTS, shipped_experiments
-from sweep.usercode.commands import refuse_unusable_command, title_of_command
+from sweep.usercode.commands import (
+    files_of_command,
+    files_of_module,
+    refuse_incomplete_command,
+    refuse_unreadable_command,
+    title_of_command,
+    values_read_by,
+)
+from sweep.usercode.objects import search_path
 
 MAX_EXPERIMENT_BYTES = 1 << 20
 # Flags, in addition to another --model, with which an experiment's file names another model's rate.
-OF_OTHER_MODEL = {"command", "init", "lora", "workload"}
+OF_OTHER_MODEL = {*KIND_OF_KEY, "init", "lora", "workload"}
 # Flags of the keys of a workload, such as group_size.
 WORKLOAD_KEYS = [
     field.name for field in settings_of(Experiment) if field.path[:-1] == ("workload",)
@@ -65,7 +74,7 @@ def load_experiment(
 
     if not is_other_model:
         _keep_own_rate(fields, file, flags)
-    _check_command(fields, flags)
+    _check_program(fields, flags)
     fields |= _fields_without_text(fields)
     _complete_model(fields)
     if fields.get("target") is not None:
@@ -149,9 +158,21 @@ def _contains(table: Any, path: Sequence[str]) -> bool:
 def _fields_of_file(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the experiment's file; without a name, of the workload's default."""
     if not name:
-        workload = {"kind": "command"} if "command" in flags else flags.get("workload", {})
+        workload = _program_of(flags) or flags.get("workload", {})
         name = DEFAULT_EXPERIMENTS.get(workload_table(workload)["kind"])
     return _read_experiment(name) if name else {"lr": "1e-3"}
+
+
+def _program_of(flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the table of the workload that --command or --train is the flag of, if one is there.
+
+    Raises:
+        SweepError: if both are.
+    """
+    kinds = [kind for key, kind in KIND_OF_KEY.items() if key in flags]
+    if len(kinds) > 1:
+        raise SweepError("command and train each name the training. Leave one out.")
+    return {"kind": kinds[0]} if kinds else None
 
 
 def _sizes_of_file(file: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,9 +186,8 @@ def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[
     """Return the table of the workload: the file's, unless a flag names another one."""
     table = workload_table(file.get("workload", "pretrain"))
     kind = table["kind"]
-    if "command" in flags:
-        named = {"kind": "command"}
-    else:
+    named = _program_of(flags)
+    if named is None:
         named = workload_table(flags.get("workload", {}), default_kind=kind)
 
     settings = {key: value for key, value in table.items() if key not in ("kind", "object")}
@@ -175,7 +195,7 @@ def _choose_workload(file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[
         return {"grpo_settings": settings, **named}  # the class may be derived from Grpo
     is_other_kind = named["kind"] != kind
     if is_other_kind and settings:
-        flag = "command" if "command" in flags else "workload"
+        flag = next((key for key in KIND_OF_KEY if key in flags), "workload")
         keys = cut(", ".join(sorted(settings)))
         problem = f"does not apply to an experiment with settings of the workload {kind!r} ({keys})"
         raise SweepError(f"{flag} {problem}. Leave it out, or choose another experiment.")
@@ -198,16 +218,17 @@ def _workload_with_flags(table: dict[str, Any], flags: Mapping[str, Any]) -> dic
     return merged
 
 
-def _check_command(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Refuse settings that do not apply to a command."""
+def _check_program(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Refuse settings that do not apply to a program of the user."""
     table = fields["workload"]
-    if table["kind"] != "command":
+    key = next((key for key, kind in KIND_OF_KEY.items() if kind == table["kind"]), None)
+    if key is None:
         return
-    if "command" not in table:
-        raise SweepError("workload 'command' needs a command. Use --command instead.")
-    refuse_secrets(str(table["command"]))
+    if key not in table:
+        raise SweepError(f"workload {table['kind']!r} needs a {key}. Use --{key} instead.")
+    refuse_secrets(str(table[key]))
 
-    others = sorted(fields.keys() - Command.used_settings)
+    others = sorted(fields.keys() - Program.used_settings)
     if "workload" in flags and workload_table(flags["workload"], "command")["kind"] != "command":
         others.insert(0, "workload")
     if not others:
@@ -216,29 +237,38 @@ def _check_command(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     flag = next((name for name in (*names, others[0]) if name in flags), None)
     if flag is not None:
         subject = cut(flag)
-    elif "command" in flags:
+    elif key in flags:
         subject = f"experiment {fields['name']!r}"
     else:
         subject = cut(others[0])
-    problem = "does not apply to a command, which has its own model, data and training"
+    problem = f"does not apply to a {table['kind']}, which has its own model, data and training"
     raise SweepError(f"{subject} {problem}. Leave it out.")
 
 
 def _fields_without_text(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment whose workload or command brings its own model."""
+    """Return the fields of an experiment whose workload or program brings its own model."""
     table = fields["workload"]
     kind = table["kind"]
     if kind == "command":
-        command = table["command"]
-        title = title_of_command(refuse_unusable_command(str(command)))
+        command = refuse_unreadable_command(str(table["command"]))
+        read_by_script = values_read_by(files_of_command(command))
+        refuse_incomplete_command(command, read_by_script)
+        table = {**table, "read_by_script": read_by_script}
+        title = title_of_command(command)
         model_name = f"command: {command}"
+    elif kind == "function":
+        module = str(table["train"]).partition(":")[0]
+        files = files_of_module(module, map(Path, search_path(fields.get("code_folder"))))
+        table = {**table, "read_by_script": values_read_by(files, is_function=True)}
+        model_name = f"function: {table['train']}"
+        title = module.rpartition(".")[2]
     elif "model" not in fields and not SETTINGS_OF_KIND[kind].reads_text:
         model_name = str(table.get("object", kind))
         title = model_name.partition(":")[0].rpartition(".")[2]
     else:
         return {}
     model = {"kind": "object", "name": model_name, "vocabulary": None, "context": 1}
-    return {"name": title, "data": None, **fields, "model": model}
+    return {"name": title, "data": None, **fields, "workload": table, "model": model}
 
 
 def _complete_model(fields: dict[str, Any]) -> None:

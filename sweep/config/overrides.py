@@ -33,6 +33,7 @@ class Overrides(Keywords, total=False):
     devices_per_trial: int | str | None
     direction: Literal["minimize", "maximize"] | None
     evaluation: Mapping[str, Any] | None
+    examples_per_epoch: int | str | None
     executor: str | None
     generation_batch_size: int | str | None
     group_size: int | str | None
@@ -56,6 +57,7 @@ class Overrides(Keywords, total=False):
     precision: Literal["auto", "fp32", "bf16", "bf16-pure"] | None
     price: float | str | None
     question: str | None
+    read: str | None
     replaced_sizes: str | Sequence[Mapping[str, Any]] | None
     schedule: Mapping[str, Any] | None
     seeds: int | str | None
@@ -67,6 +69,7 @@ class Overrides(Keywords, total=False):
     tokenizer: Literal["bpe", "bytes", "pretrained"] | None
     tolerance: float | str | None
     tracking_uri: str | None
+    train: str | Callable[..., Any] | None
     tune: str | Sequence[Literal["lr", "beta2", "weight_decay"]] | None
     tune_budget: int | str | None
     tune_centre: float | str | None

@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from sweep.config.models import ModelSettings, Positive
-from sweep.config.numbers import nearest_multiples
+from sweep.config.numbers import nearest_multiples, parse_count
 from sweep.config.objective import LOSS, REWARD, Objective
 from sweep.config.settings import Count, Flag, Group, RunFlag, Settings, one_of, parse_settings
 from sweep.errors import SweepError, did_you_mean
-from sweep.usercode.commands import placeholders_of, refuse_unusable_command
+from sweep.usercode.commands import placeholders_of, refuse_unreadable_command
+from sweep.usercode.readers import refuse_unknown_reader
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
@@ -21,7 +22,17 @@ LESS_MEMORY = (
     "bf16 or, except for GRPO, --devices-per-trial 2 --zero 3. `sweep forecast` predicts the peak "
     "memory of each."
 )
+# Keys of a table without a kind, which tell it.
+KIND_OF_KEY = {"command": "command", "train": "function"}
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+
+
+def _count_if(value: Any) -> int | None:
+    return None if value is None else parse_count(value, "examples_per_epoch")
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == ()
 
 
 @dataclass(frozen=True)
@@ -270,17 +281,25 @@ class MetricWorkload(WorkloadBase, use_attribute_docstrings=True):
         return (self.objective, self.direction) == ("loss", "minimize")
 
 
-class Command(MetricWorkload):
-    """A program of the user, started with the values of a trial in place of its placeholders."""
+class Program(MetricWorkload, use_attribute_docstrings=True):
+    """A training of the user in a process of its own, which reads the values of a trial."""
 
-    kind: Literal["command"] = "command"
-    command: Annotated[str, AfterValidator(refuse_unusable_command), RunFlag(Group.MODEL)]
-    """Your training script, with placeholders such as {batch_size}."""
+    examples_per_epoch: Annotated[
+        int | None,
+        BeforeValidator(_count_if),
+        Field(exclude_if=_is_empty),
+        RunFlag(Group.MODEL, metavar="N"),
+    ] = None
+    """Examples of a pass over the data, for {epochs}."""
+    # values of a trial that the user's file reads by itself, as its text tells
+    read_by_script: tuple[str, ...] = Field(default=(), exclude_if=_is_empty)
+
+    comparison_keys: ClassVar[frozenset[str]] = MetricWorkload.comparison_keys | {"read_by_script"}
 
     is_program: ClassVar[bool] = True
     has_known_model: ClassVar[bool] = False
     memory_remedy: ClassVar[str] = (
-        "Let the command use {microbatch_size} or {accumulation}, or less memory."
+        "Let the program use {microbatch_size} or {accumulation}, or less memory."
     )
     # The optimizer and the schedule are for {beta2}, {weight_decay} and {warmup_steps}.
     used_settings: ClassVar[frozenset[str]] = frozenset(
@@ -301,9 +320,9 @@ class Command(MetricWorkload):
         }
     )
 
-    @property
-    def code(self) -> tuple[str, ...]:
-        return (self.command,)
+    @classmethod
+    def settable_keys(cls) -> set[str]:
+        return {*cls.model_fields} - {"read_by_script"}
 
     @property
     def splits_batches(self) -> bool:
@@ -313,19 +332,31 @@ class Command(MetricWorkload):
     def can_resume(self) -> bool:
         return self.receives("resume")
 
+    def receives(self, *names: str) -> bool:
+        return not {*self.read_by_script}.isdisjoint(names)
+
     @property
     def can_pause(self) -> bool:
         return False
-
-    def receives(self, *names: str) -> bool:
-        return not placeholders_of(self.command).isdisjoint(names)
 
     def refuse_unsuited(self, context: Surroundings) -> None:
         if context.target is not None and not self.compares_loss:
             raise ValueError("target needs the objective loss, less is better. Leave it out")
         for name in context.tuned:
-            if name not in ("lr", *placeholders_of(self.command)):
-                raise ValueError(f"tuning {name} needs {{{name}}} in the command. Add it")
+            if name != "lr" and not self.receives(name):
+                raise ValueError(f"tuning {name} needs {{{name}}} in the {self.kind}. Add it")
+        self._check_epochs(context.batches)
+
+    def _check_epochs(self, batches: Iterable[int]) -> None:
+        """Raise ValueError if a program that counts epochs would take other steps than planned."""
+        count = self.examples_per_epoch
+        if count is not None:
+            wrong = [size for size in batches if count % size]
+            if wrong:
+                raise ValueError(
+                    f"batches must divide the {count} examples of an epoch, got {wrong[0]}. Change "
+                    "it, or let the program train for {steps}"
+                )
 
     def refuse_execution(self, names: Iterable[str]) -> None:
         others = sorted({*names} - EXECUTION_OF_COMMANDS)
@@ -334,6 +365,52 @@ class Command(MetricWorkload):
         if not self.splits_batches and not {"microbatch", "accumulation"}.isdisjoint(names):
             needed = "need {microbatch_size} or {accumulation} in the command"
             raise SweepError(f"microbatch and accumulation {needed}. Add one, or leave them out.")
+
+
+class Command(Program):
+    """A program of the user, started with the values of a trial in place of its placeholders."""
+
+    kind: Literal["command"] = "command"
+    command: Annotated[str, AfterValidator(refuse_unreadable_command), RunFlag(Group.MODEL)]
+    """Your training script, with placeholders such as {batch_size}."""
+    read: Annotated[
+        str | None,
+        AfterValidator(refuse_unknown_reader),
+        Field(exclude_if=_is_empty),
+        RunFlag(Group.MODEL, metavar="WHAT"),
+    ] = None
+    """What the script writes: trainer_state.json, metrics.csv, tensorboard:DIR or 'regex:…'."""
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return (self.command,)
+
+    def receives(self, *names: str) -> bool:
+        received = placeholders_of(self.command) | {*self.read_by_script}
+        return not received.isdisjoint(names)
+
+    def refuse_unsuited(self, context: Surroundings) -> None:
+        super().refuse_unsuited(context)
+        if self.examples_per_epoch is None and "epochs" in placeholders_of(self.command):
+            raise ValueError("{epochs} needs --examples-per-epoch. Add it")
+
+
+class Function(Program):
+    """A Python function of the user, called with a trial in a process of its own."""
+
+    kind: Literal["function"] = "function"
+    train: Annotated[
+        str, Field(pattern=r"^[\w.]+:\w+$"), RunFlag(Group.MODEL, metavar="MODULE:FUNCTION")
+    ]
+    """Your training function, which is called with the values of a trial."""
+
+    @property
+    def name(self) -> str:
+        return self.train
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        return (self.train,)
 
 
 class UserWorkload(MetricWorkload):
@@ -399,7 +476,7 @@ class UserWorkload(MetricWorkload):
         return declared
 
 
-AnyWorkload = Pretrain | Grpo | Quadratic | Command | UserWorkload
+AnyWorkload = Pretrain | Grpo | Quadratic | Command | Function | UserWorkload
 SETTINGS_OF_KIND: dict[str, type[WorkloadBase]] = {
     workload.model_fields["kind"].default: workload for workload in get_args(AnyWorkload)
 }
@@ -421,7 +498,8 @@ def workload_table(workload: Any, default_kind: str = "pretrain") -> dict[str, A
     table = {"kind": workload} if isinstance(workload, str) else workload
     kind = None
     if isinstance(table, Mapping):
-        kind = table.get("kind", "command" if "command" in table else default_kind)
+        told = (kind for key, kind in KIND_OF_KEY.items() if key in table)
+        kind = table.get("kind", next(told, default_kind))
     if isinstance(kind, str) and kind in SETTINGS_OF_KIND:
         return {**table, "kind": kind}
     if isinstance(kind, str) and ":" in kind:

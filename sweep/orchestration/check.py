@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from sweep.orchestration.holding import holding
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.request import Request
 from sweep.plan.course import Course
+from sweep.plan.plan import Plan
 from sweep.plan.policies import parse_policy
 from sweep.plan.retry import Outcome, begin_attempt, microbatch_within
 from sweep.trial.files import load_json, remove, write_json
@@ -22,17 +23,22 @@ from sweep.trial.folder import SweepFolder, TrialFolder
 EQUAL = 1e-6  # largest relative difference of the losses of equal trainings
 SPLIT = 1e-4  # the same, if one of them splits its batches
 NOT_CHECKED = "Whether the script reads the same examples in the same order at every batch size."
+SEED_NOT_CHECKED = (
+    "Whether the validation data depend on the seed: the weights before the first step may, too."
+)
+Losses = dict[tuple[int, str], float]  # by step and name
 
 
 def check_command(request: Request, on_start: Callable[[str], None], steps: int) -> dict[str, Any]:
     """Train by a command several times, and compare; return the document of check.json.
 
-    All train at the smallest batch size above 1 for `steps` or the budget, in the folder `check`.
+    Most train at the smallest batch size above 1 for `steps` or the budget, in the folder `check`,
+    the others with another batch size, rate, number of steps or seed.
     """
     request = request.by_budget()[0]  # the smallest budget suffices
     workload = request.experiment.workload
     if not workload.is_program:
-        raise SweepError("only a command can be checked. Name it with --command.")
+        raise SweepError("only a command or a function can be checked. Name it with --command.")
 
     with holding(request.folder):
         trainings = _Trainings(request, on_start, steps)
@@ -40,7 +46,10 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
             "command_repeats": trainings.compare("again", EQUAL),
             "command_accumulation": trainings.split_batches(),
             "command_resumes": trainings.resume(),
+            "command_counts": trainings.count_examples(),
         }
+        others = _Variations(trainings, repeats=verdicts["command_repeats"][0] == "PASS")
+        verdicts |= others.verdicts()
         checks = {}
         for name, (status, evidence) in verdicts.items():
             checks[name] = {"status": status, "evidence": evidence}
@@ -49,7 +58,7 @@ def check_command(request: Request, on_start: Callable[[str], None], steps: int)
             "code": trainings.plan.code,
             **trainings.row.model_dump(include={"batch_size", "steps", "seed", "learning_rate"}),
             "checks": checks,
-            "not_checked": [NOT_CHECKED],
+            "not_checked": [NOT_CHECKED, *others.not_checked],
         }
         write_json(request.folder.check_path, document)
     return document
@@ -61,12 +70,13 @@ class _Trainings:
     def __init__(self, request: Request, on_start: Callable[[str], None], steps: int) -> None:
         self.folder = SweepFolder(request.folder.path / "check")
         self.on_start = on_start
-        for name in ("first", "again", "split", "resumed"):
+        for name in ("first", "again", "split", "resumed", *VARIED):
             remove(self.folder.path / name)
 
+        self.batches = request.experiment.batches
         small = _shortened(request.experiment, steps)
-        request = replace(request, experiment=small, folder=self.folder, command=())
-        self.plan = make_plan(request).plan
+        self.request = replace(request, experiment=small, folder=self.folder, command=())
+        self.plan = make_plan(self.request).plan
         self.row = self.plan.trials[0]
 
         outcome, self.trial = self.train("first")
@@ -75,16 +85,30 @@ class _Trainings:
         self.losses = _losses_of(self.trial)
 
     def train(
-        self, name: str, most_lines: float = math.inf, **changes: Any
+        self,
+        name: str,
+        most_lines: float = math.inf,
+        plan: Plan | None = None,
+        **changes: Any,
     ) -> tuple[Outcome, TrialFolder]:
-        """Train in a folder of this name; kill the command once it has reported so many lines."""
-        self.on_start(f"{name}: {self.row.steps} steps of batch size {self.row.batch_size}")
+        """Train in a folder of this name; kill the command once it has reported so many lines.
+
+        Args:
+            name: of the folder.
+            most_lines: that are reported before it is killed.
+            plan: whose last trial is trained; by default that of the first training.
+            changes: of the trial's status.
+        """
+        if plan is None:
+            plan = self.plan
+        row = plan.trials[-1]
+        self.on_start(f"{name}: {row.steps} steps of batch size {row.batch_size}")
         folder = SweepFolder(self.folder.path / name)
-        save_plan(self.plan, folder)
-        trial = folder.trial(str(self.row.id))
+        save_plan(plan, folder)
+        trial = folder.trial(str(row.id))
         trial.write_status(begin_attempt(trial.read_status().changed(**changes)))
 
-        executor = LocalExecutor(Settings(), self.plan.execution, folder)
+        executor = LocalExecutor(Settings(), plan.execution, folder)
         future = executor.submit(trial, executor.slots[0])
         try:
             while not future.done() and len(_reported(trial)) < most_lines:
@@ -105,14 +129,18 @@ class _Trainings:
             step, metric = min(first.keys() ^ second.keys())
             return "FAIL", f"Only one training reported {metric} at step {step}."
 
-        differences = []
-        for key, value in first.items():
-            scale = max(abs(value), abs(second[key]), 1e-300)
-            differences.append((abs(value - second[key]) / scale, key))
-        largest, (step, metric) = max(differences)
+        largest, (step, metric) = _largest_difference(first, second, [*first])
         status = "FAIL" if largest > tolerance else "PASS"
         text = f"The largest relative difference of {len(first)} losses is {largest:.1e}"
         return status, f"{text}, {metric} at step {step}."
+
+    def count_examples(self) -> tuple[str, str]:
+        """Tell whether the program counts what it trains on; a wrong count ends a training."""
+        lines = map(load_json, _reported(self.trial))
+        names = {name for line in lines for name in ("examples", "tokens") if name in line}
+        if not names:
+            return "NOT APPLICABLE", "It reports neither examples nor tokens. Report either."
+        return "PASS", f"The {' and '.join(sorted(names))} that it reports are those of the plan."
 
     def split_batches(self) -> tuple[str, str]:
         config = self.trial.read_config()
@@ -140,6 +168,110 @@ class _Trainings:
         return status, f"{story}. {evidence}"
 
 
+# Folders of the trainings that differ from the first one in a value, with their checks.
+VARIED = {
+    "larger": "command_batch_size",
+    "faster": "command_learning_rate",
+    "longer": "command_steps",
+    "reseeded": "command_seed",
+}
+
+
+class _Variations:
+    """Trainings with another batch size, rate, number of steps or seed, which must differ."""
+
+    def __init__(self, trainings: _Trainings, repeats: bool) -> None:
+        self.trainings = trainings
+        self.repeats = repeats  # whether equal trainings have equal losses
+        self.not_checked: list[str] = []
+
+    def verdicts(self) -> dict[str, tuple[str, str]]:
+        row = self.trainings.row
+        assert row.learning_rate is not None, "the rate is fixed"
+        larger = [size for size in self.trainings.batches if size > row.batch_size]
+        changes: dict[str, dict[str, Any]] = {
+            "faster": {"lr": repr(2 * row.learning_rate)},
+            "longer": {"budget": 2 * row.tokens},
+            "reseeded": {"seeds": 2},
+        }
+        if larger:
+            budget = row.tokens // row.batch_size * larger[0]
+            changes["larger"] = {"batches": (larger[0],), "budget": budget}
+
+        verdicts = {}
+        validation = "NOT APPLICABLE", "That needs two batch sizes above 1. Name more --batches."
+        for name, code in VARIED.items():
+            if name not in changes:
+                verdicts[code] = validation
+                continue
+            losses, problem = self._train(name, changes[name])
+            if losses is None:
+                verdicts[code] = "FAIL", problem
+            else:
+                verdicts[code] = self._must_differ(losses)
+            if losses is not None and name == "larger":
+                validation = self._must_agree(losses, larger[0])
+            if losses is not None and name == "reseeded":
+                self._compare_seeds(losses)
+        return {**verdicts, "command_validation": validation}
+
+    def _train(self, name: str, changes: dict[str, Any]) -> tuple[Losses | None, str]:
+        request = self.trainings.request
+        experiment = request.experiment.model_copy(update=changes)
+        plan = make_plan(replace(request, experiment=experiment)).plan
+        outcome, trial = self.trainings.train(name, plan=plan)
+        if outcome.kind != "complete":
+            return None, f"The other training did not complete: {outcome.message}"
+        return _losses_of(trial), ""
+
+    def _must_differ(self, losses: Losses) -> tuple[str, str]:
+        """Judge whether a value has an effect on the losses after the first step."""
+        if not self.repeats:
+            return "NOT APPLICABLE", "Trainings with equal values differ, so others tell nothing."
+        first = self.trainings.losses
+        common = [key for key in first.keys() & losses.keys() if key[0] > 0]
+        if not common:
+            return (
+                "NOT APPLICABLE",
+                "Both report no loss at one step. Report train/loss on the way.",
+            )
+        largest, (step, metric) = _largest_difference(first, losses, common)
+        if largest <= EQUAL:
+            return "FAIL", f"{len(common)} losses up to step {max(common)[0]} are the same."
+        return "PASS", f"{metric} at step {step} differs by {largest:.1e} of its size."
+
+    def _must_agree(self, losses: Losses, batch_size: int) -> tuple[str, str]:
+        """Judge whether validation before the first step is the same at two batch sizes."""
+        first = self.trainings.losses
+        common = [key for key in first.keys() & losses.keys() if key[0] == 0]
+        common = [key for key in common if key[1].startswith("valid/")]
+        if not common:
+            return "NOT APPLICABLE", "It reports no valid/… at step 0. Evaluate before training."
+        largest, (step, metric) = _largest_difference(first, losses, common)
+        values = (
+            f"{metric} at step {step} is {first[step, metric]:.6g} at batch size "
+            f"{self.trainings.row.batch_size} and {losses[step, metric]:.6g} at {batch_size}."
+        )
+        return "FAIL" if largest > EQUAL else "PASS", values
+
+    def _compare_seeds(self, losses: Losses) -> None:
+        first = self.trainings.losses
+        common = [key for key in first.keys() & losses.keys() if key[0] == 0]
+        if not common or _largest_difference(first, losses, common)[0] > EQUAL:
+            self.not_checked.append(SEED_NOT_CHECKED)
+
+
+def _largest_difference(
+    first: Losses, second: Losses, keys: Sequence[tuple[int, str]]
+) -> tuple[float, tuple[int, str]]:
+    """Return the largest difference of two losses over their size, and where it is."""
+    differences = []
+    for key in keys:
+        scale = max(abs(first[key]), abs(second[key]), 1e-300)
+        differences.append((abs(first[key] - second[key]) / scale, key))
+    return max(differences)
+
+
 def _shortened(experiment: Experiment, steps: int) -> Experiment:
     """Return the experiment at one batch size and rate, for a number of steps or its budget."""
     policy = parse_policy(experiment.lr)
@@ -161,7 +293,7 @@ def _reported(trial: TrialFolder) -> list[bytes]:
     return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def _losses_of(trial: TrialFolder) -> dict[tuple[int, str], float]:
+def _losses_of(trial: TrialFolder) -> Losses:
     """Return the losses and validation metrics of a trial by step and name."""
     losses = {}
     for line in trial.read_metrics():

@@ -19,7 +19,7 @@ from sweep.plan.needs import refuse_without_effect
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import SweepFolder
 from sweep.usercode.identity import describe_objects, names_of_user
-from sweep.usercode.objects import object_name
+from sweep.usercode.objects import main_file, object_name, refuse_nested_sweep
 
 LOG = logging.getLogger(__name__)
 
@@ -70,11 +70,15 @@ def read_request(
 
     With `keeps_model_sizes` a model of transformers keeps its vocabulary and context.
     """
+    refuse_nested_sweep()
     settings = {
         name: object_name(value) if callable(value) else value
         for name, value in values.items()
         if value is not None
     }
+    folder = _folder_of_script(values)
+    if folder is not None:
+        settings.setdefault("code_folder", folder)
 
     def parse(table: type[Table]) -> Table:
         names = [setting.name for setting in settings_of(table) if setting.name in settings]
@@ -93,6 +97,17 @@ def read_request(
     refuse_links(path)
     announce_code(parsed.user_code, parsed.code_folder, services.no_user_code)
     return Request(parsed, execution, SweepFolder(path), services, command, unrecorded)
+
+
+def _folder_of_script(values: Mapping[str, Any]) -> str | None:
+    """Return the folder of the script that runs if it defines a value; None for the current one."""
+    file = main_file()
+    is_of_script = any(
+        callable(value) and value.__module__ == "__main__" for value in values.values()
+    )
+    if file is None or not is_of_script or file.parent == Path.cwd():
+        return None
+    return str(file.parent)
 
 
 def announce_code(names: Sequence[str], code_folder: str | None, is_refused: bool) -> None:

@@ -11,6 +11,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
 MOST_TOKEN_RATIO = 1.01  # largest ratio of tokens at which losses are compared
+EVALUATIONS = 20  # of a training that is told how often to evaluate, about; at most twice as many
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Course:
     def step_at(self, tokens: float) -> float:
         """Return the step after which so many tokens are trained, between two steps a fraction."""
         return tokens / (self.batch_size * self.tokens_per_sequence)
+
+    def steps_between_evaluations(self) -> int:
+        """Return a divisor of the steps with about 20 evaluations, the last one after all steps."""
+        counts = [count for count in range(1, 2 * EVALUATIONS + 1) if self.steps % count == 0]
+        return self.steps // min(counts, key=lambda count: abs(math.log(count / EVALUATIONS)))
 
     def milestones(self, points: int) -> tuple[int, ...]:
         """Return for k = 1 … M the first step with at least k/M of all tokens, ascending."""

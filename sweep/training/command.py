@@ -10,6 +10,7 @@ import resource
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from sweep.config.metrics import SECONDS, MetricNames, check_reported_name
 from sweep.config.trial import TrialConfig
+from sweep.config.workloads import Command, Function, Program
 from sweep.errors import SweepError, reason_of
 from sweep.plan.course import Course
 from sweep.resources import sha256_of_file
@@ -30,8 +32,11 @@ from sweep.trial.files import check_curve_bytes, load_json, replacing
 from sweep.trial.folder import TrialFolder
 from sweep.usercode.commands import fill_placeholders
 from sweep.usercode.identity import check_code
+from sweep.usercode.readers import Places, build_reader
 
 POLL_SECONDS = 0.02
+READ_SECONDS = 0.5  # between two looks of a reader
+FUNCTIONS = "sweep.training.function"  # the module that calls the user's function
 SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 END_BYTES = 1 << 14  # size of the end of the output, which may name the reason of a failure
@@ -250,11 +255,13 @@ def run_command(
     killed_before = oom_kills()
     ending = None
     process, log_start = _start(config, folder)
+    copier = _Copier(config, folder, log_start)
     try:
         while ending is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)
             has_ended = process.returncode is not None  # before its last lines are read
+            copier.copy(is_last=has_ended)
             if report.read():
                 watchdog.progress()
             if report.is_diverged:
@@ -264,6 +271,7 @@ def run_command(
     finally:
         _stop(process)
 
+    copier.describe()
     metrics_sha256 = report.save()
     seconds = report.seconds
     if report.left_out:
@@ -287,34 +295,89 @@ def run_command(
     return ending, progress, metrics, metrics_sha256
 
 
-def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a trial's command; return its process, and the length of the log before its output."""
+class _Copier:
+    """Appends to the log what the reader of --read finds; does nothing without one."""
+
+    def __init__(self, config: TrialConfig, folder: TrialFolder, log_start: int) -> None:
+        self.log = folder.reported_path
+        self.reader = None
+        self.read_at = 0.0
+        workload = config.science.workload
+        if isinstance(workload, Command) and workload.read is not None:
+            folders = (folder.work_path, folder.resume_path)
+            self.reader = build_reader(workload.read, Places(folders, folder.log_path, log_start))
+
+    def copy(self, is_last: bool) -> None:
+        """Append the new lines, at most twice a second."""
+        if self.reader is None or not (is_last or time.monotonic() > self.read_at + READ_SECONDS):
+            return
+        self.read_at = time.monotonic()
+        with self.log.open("a") as log:
+            for line in self.reader.read():
+                log.write(json.dumps(line) + "\n")
+
+    def describe(self) -> None:
+        if self.reader is not None:
+            print(self.reader.describe(), flush=True)
+
+
+def values_of_trial(config: TrialConfig, folder: TrialFolder) -> dict[str, Any]:
+    """Return the values that a program of the user may read, by the names of placeholders."""
     science = config.science
-    execution = config.execution
-    values: dict[str, Any] = {}
-    for table in (science.optimizer, science, execution, config):
-        values |= dict(table)
-    values |= {
-        "examples": Course.of_trial(config).sequences_at(config.steps),
-        "device": execution.device_type,
+    assert isinstance(science.workload, Program)
+    course = Course.of_trial(config)
+    examples = course.sequences_at(config.steps)
+    end = science.schedule.final_fraction if science.schedule.name == "cosine" else 1.0
+    per_epoch = science.workload.examples_per_epoch
+    epochs = None
+    if per_epoch is not None:
+        whole, rest = divmod(examples, per_epoch)
+        epochs = examples / per_epoch if rest else whole
+    return {
+        "batch_size": science.batch_size,
+        "microbatch_size": config.microbatch_size,
         "accumulation": config.gradient_accumulation_steps,
-        "log": folder.reported_path.absolute(),
-        "folder": folder.work_path.absolute(),
-        "resume": folder.resume_path.absolute(),
+        "steps": config.steps,
+        "tokens": science.tokens,
+        "examples": examples,
+        "epochs": epochs,
+        "eval_steps": course.steps_between_evaluations(),
+        "learning_rate": science.learning_rate,
+        "final_learning_rate": end * science.learning_rate,
+        "warmup_steps": config.warmup_steps,
+        "weight_decay": science.optimizer.weight_decay,
+        "beta2": science.optimizer.beta2,
+        "seed": science.seed,
+        "device": config.execution.device_type,
+        "log": str(folder.reported_path.absolute()),
+        "folder": str(folder.work_path.absolute()),
+        "resume": str(folder.resume_path.absolute()),
     }
 
+
+def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a trial's program; return its process, and the length of the log before its output."""
+    workload = config.science.workload
+    execution = config.execution
+    values = values_of_trial(config, folder)
+    in_script = {name: value for name, value in values.items() if name != "log"}
     environment = os.environ | {
         "OMP_NUM_THREADS": str(execution.threads),
         "PYTHONUNBUFFERED": "1",  # so that an error is the last line of the log
-        "SWEEP_LOG": str(values["log"]),
+        "SWEEP_LOG": values["log"],
+        "SWEEP_TRIAL": json.dumps(in_script),
     }
     if execution.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
         environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
 
-    (command,) = science.workload.code
-    words = fill_placeholders(command, values)
+    (code,) = workload.code
+    if isinstance(workload, Function):
+        code_folder = os.path.abspath(config.code_path) if config.code_path else ""
+        words = [sys.executable, "-P", "-m", FUNCTIONS, code, code_folder]
+    else:
+        words = fill_placeholders(code, values)
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
         start = log.tell()

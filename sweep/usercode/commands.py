@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from sweep.errors import SweepError, cut, did_you_mean
@@ -14,7 +14,10 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 PLACEHOLDERS = (
     "batch_size",
     "learning_rate",
+    "final_learning_rate",
     "steps",
+    "eval_steps",
+    "epochs",
     "warmup_steps",
     "tokens",
     "examples",
@@ -28,8 +31,19 @@ PLACEHOLDERS = (
     "weight_decay",
     "device",
 )
-# A command must contain one of each of these.
-NEEDED = (("batch_size",), ("learning_rate",), ("seed",), ("steps", "tokens", "examples"))
+# A command must receive one of each of these.
+NEEDED = (("batch_size",), ("learning_rate",), ("seed",), ("steps", "tokens", "examples", "epochs"))
+# Functions of sweep/script.py by which a script reads the values of its trial.
+READS_TRIAL = re.compile(r"\b(settings|training_arguments)\(")
+SET_BY_TRAINING_ARGUMENTS = {
+    "microbatch_size",
+    "accumulation",
+    "steps",
+    "learning_rate",
+    "seed",
+    "eval_steps",
+    "resume",
+}
 PYTHON = re.compile(r"python[\d.]*")
 RUNS_MODULE = re.compile(r"-\w*m")  # the option before a module that Python runs
 
@@ -38,27 +52,58 @@ def placeholders_of(command: str) -> set[str]:
     return {*PLACEHOLDER.findall(command)}
 
 
-def refuse_unusable_command(command: str) -> str:
-    """Refuse a command that a shell could not split, or that lacks a value that trials need."""
+def refuse_unreadable_command(command: str) -> str:
+    """Refuse a command that a shell could not split, or with an unknown placeholder."""
     try:
-        program = next(iter(named_words(command)), None)
+        named_words(command)
     except ValueError as error:
         raise SweepError(f"a shell must be able to split {command!r} ({error}).") from None
 
-    used = placeholders_of(command)
-    unknown = sorted(used - {*PLACEHOLDERS})
+    unknown = sorted(placeholders_of(command) - {*PLACEHOLDERS})
     if unknown:
         problem = f"command must only use {', '.join(PLACEHOLDERS)}, got {{{cut(unknown[0])}}}."
         hint = did_you_mean(unknown[0], PLACEHOLDERS) or "Correct it."
         raise SweepError(f"{problem} {hint}")
+    return command
 
+
+def refuse_incomplete_command(command: str, read_by_script: Collection[str]) -> None:
+    """Refuse a command without a program, or that lacks a value that trials need.
+
+    Args:
+        command: one that a shell can split.
+        read_by_script: the values that its script reads by `sweep.settings` and so on.
+    """
+    used = placeholders_of(command) | {*read_by_script}
     if {"microbatch_size", "accumulation"} <= used:
         used.add("batch_size")  # their product, for each device
+    program = next(iter(named_words(command)), None)
     for names in NEEDED:
         if program is None or used.isdisjoint(names):
             choice = " or ".join(f"{{{name}}}" for name in names)
-            raise SweepError(f"command must contain {choice}, got {command!r}. Add it.")
-    return command
+            raise SweepError(
+                f"command must contain {choice}, got {command!r}. Add it, or let the script call "
+                "sweep.settings()."
+            )
+
+
+def values_read_by(files: Iterable[Path], is_function: bool = False) -> tuple[str, ...]:
+    """Return the values of a trial that Python files read, as their text tells.
+
+    A script that calls a function of sweep/script.py for them, and the file of a function that is
+    called with a trial, read the values whose names they contain.
+    """
+    read: set[str] = set()
+    for file in files:
+        if file.suffix != ".py":
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        calls = {*READS_TRIAL.findall(text)} if "sweep" in text else set()
+        if "training_arguments" in calls:
+            read |= SET_BY_TRAINING_ARGUMENTS
+        if calls or is_function:
+            read |= {name for name in PLACEHOLDERS if re.search(rf"\b{name}\b", text)}
+    return tuple(sorted(read))
 
 
 def title_of_command(command: str) -> str:

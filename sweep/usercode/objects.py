@@ -12,11 +12,13 @@ import os
 import pkgutil
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError, describe_error
 
 _code_folder: str | None = None  # the folder that this process has added to sys.path
+_is_importing = False  # whether a module of the user is being imported
 
 
 def load_object(name: str) -> Any:
@@ -24,15 +26,28 @@ def load_object(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
+    global _is_importing
     current = os.getcwd()
     if current not in sys.path:
         sys.path.append(current)
+    _is_importing = True
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         problem = f"{name!r} cannot be imported ({describe_error(error)})"
         remedy = "Correct it, install it, or run from the folder that contains its module"
         raise SweepError(f"{problem}. {remedy}.") from error
+    finally:
+        _is_importing = False
+
+
+def refuse_nested_sweep() -> None:
+    """Refuse to sweep while a module of the user is imported, which would never end."""
+    if _is_importing:
+        raise SweepError(
+            "a module must not start a sweep when it is imported. Put it under "
+            "`if __name__ == '__main__':`."
+        )
 
 
 def search_path(code_folder: str | None) -> list[str]:
@@ -77,12 +92,30 @@ def use_code_folder(folder: str | None) -> None:
 
 
 def object_name(value: Any) -> str:
-    """Return `module:object` of a function or class, so that workers can import it too."""
-    name = f"{value.__module__}:{value.__qualname__}"
-    if re.fullmatch(r"(?!__main__)[\w.]+:\w+", name):
+    """Return `module:object` of a function or class, so that workers can import it too.
+
+    Objects of the script that runs are named by its file.
+    """
+    module = value.__module__
+    if module == "__main__":
+        file = main_file()
+        if file is None:
+            raise SweepError(
+                f"functions and classes must be importable, got {value.__qualname__} of this "
+                "session. Put it into a file, in a notebook by %%writefile, and import it."
+            )
+        module = file.stem
+    name = f"{module}:{value.__qualname__}"
+    if re.fullmatch(r"[\w.]+:\w+", name):
         return name
     problem = f"functions and classes must be importable by name, got {name}"
     raise SweepError(f"{problem}. Put it at the top level of a module.")
+
+
+def main_file() -> Path | None:
+    """Return the file of the script that runs; None in a notebook or an interactive session."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return None if file is None else Path(file).absolute()
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:

@@ -23,6 +23,7 @@ ANNOTATIONS = {
     "lr": str | float,
     "answer": typing.Literal["which", "order"] | dict,  # a flag, and the table that holds it
     "model": str | Callable[..., typing.Any] | dict,
+    "train": str | Callable[..., typing.Any],
     "workload": str | Callable[..., typing.Any] | dict,
 }
 TYPES = typing.get_type_hints(AllOverrides)

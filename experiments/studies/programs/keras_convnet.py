@@ -3,9 +3,7 @@
 KERAS_BACKEND=torch sweep run experiments/studies/programs/keras.toml
 """
 
-import json
 import math
-import sys
 
 import keras
 import numpy as np
@@ -13,22 +11,9 @@ from keras import layers
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-rate = float(sys.argv[1])
-log = sys.argv[2]
-microbatch_size, accumulation, steps, seed = map(int, sys.argv[3:])
+import sweep
 
-
-class Reports(keras.callbacks.Callback):  # type: ignore[misc]
-    def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
-        step, rest = divmod(batch + 1, accumulation)
-        if rest == 0 and step % 8 == 0:
-            report(step, **{"train/loss": logs["loss"]})
-
-
-def report(step: int, **metrics: float) -> None:
-    with open(log, "a") as file:
-        file.write(json.dumps({"step": step, **metrics}) + "\n")
-
+trial = sweep.settings()
 
 images, labels = load_digits(return_X_y=True)
 images, valid_images, labels, valid_labels = train_test_split(
@@ -36,12 +21,11 @@ images, valid_images, labels, valid_labels = train_test_split(
 )
 
 # Whole epochs in one order: `fit` would make a smaller step at the end of each epoch.
-rng = np.random.default_rng(seed)
-count = steps * microbatch_size * accumulation
-epochs = math.ceil(count / len(labels))
-order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])[:count]
+rng = np.random.default_rng(trial.seed)
+epochs = math.ceil(trial.examples / len(labels))
+order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])[: trial.examples]
 
-keras.utils.set_random_seed(seed)
+keras.utils.set_random_seed(trial.seed)
 network = keras.Sequential(
     [
         layers.Conv2D(8, 3, activation="relu"),
@@ -51,16 +35,19 @@ network = keras.Sequential(
     ]
 )
 adam = keras.optimizers.Adam(
-    rate, gradient_accumulation_steps=accumulation if accumulation > 1 else None
+    trial.learning_rate,
+    gradient_accumulation_steps=trial.accumulation if trial.accumulation > 1 else None,
 )
 network.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+def evaluate(step):
+    loss, accuracy = network.evaluate(valid_images, valid_labels, batch_size=517, verbose=0)
+    sweep.log({"valid/loss": loss, "valid/accuracy": accuracy}, step=step)
+
+
+evaluate(0)
 network.fit(
-    images[order],
-    labels[order],
-    batch_size=microbatch_size,
-    shuffle=False,
-    callbacks=[Reports()],
-    verbose=0,
+    images[order], labels[order], batch_size=trial.microbatch_size, shuffle=False, verbose=0
 )
-loss, accuracy = network.evaluate(valid_images, valid_labels, batch_size=517, verbose=0)
-report(steps, **{"valid/loss": loss, "valid/accuracy": accuracy})
+evaluate(trial.steps)

@@ -5,8 +5,6 @@
 The demo itself has a batch size of 20, SGD with a rate of 20, a larger LSTM and no validation.
 """
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ from lightning.pytorch.demos.lstm import LightningLSTM, SimpleLSTM
 from torch import Tensor
 from torch.utils.data import DataLoader, random_split
 
-rate = float(sys.argv[1])
-log = sys.argv[2]
-microbatch_size, accumulation, steps, seed = map(int, sys.argv[3:])
+import sweep
+
+trial = sweep.settings()
 
 
 class Demo(LightningLSTM):  # type: ignore[misc]
@@ -35,26 +33,25 @@ class Demo(LightningLSTM):  # type: ignore[misc]
         self.log("valid_loss", super().training_step(batch, batch_idx))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=rate)
+        return torch.optim.Adam(self.parameters(), lr=trial.learning_rate)
 
 
 text = WikiText2(Path("results/programs/data"), download=False)
 train, valid = random_split(text, [len(text) - 512, 512], torch.Generator().manual_seed(0))
-seed_everything(seed)
+seed_everything(trial.seed)
 demo = Demo()
 demo.model = SimpleLSTM(text.vocab_size, ninp=128, nhid=128, nlayers=1, dropout=0.0)
 trainer = Trainer(
     accelerator="cpu",
-    max_steps=steps,
+    max_steps=trial.steps,
     max_epochs=-1,
-    accumulate_grad_batches=accumulation,
+    accumulate_grad_batches=trial.accumulation,
     deterministic=True,
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
+    callbacks=[sweep.LightningCallback()],
 )
-trainer.fit(demo, DataLoader(train, microbatch_size, shuffle=True, drop_last=True))
-(result,) = trainer.validate(demo, DataLoader(valid, 128))
-with open(log, "a") as file:
-    line = {"step": trainer.global_step, "valid/loss": result["valid_loss"]}
-    file.write(json.dumps(line) + "\n")
+trainer.validate(demo, DataLoader(valid, 128))
+trainer.fit(demo, DataLoader(train, trial.microbatch_size, shuffle=True, drop_last=True))
+trainer.validate(demo, DataLoader(valid, 128))

@@ -62,3 +62,72 @@ def command_resumes(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
     by more than 10⁻⁶ of its size.
     """
     return verdicts.read("command_resumes")
+
+
+@check(
+    subject=Subject.COMMAND,
+    condition="Validation before the first step gives the same at two batch sizes.",
+    remedy=(
+        "Evaluate on the same examples at every batch size, in batches of a fixed size or with a "
+        "mean over examples. Until then the losses of batch sizes cannot be compared."
+    ),
+)
+def command_validation(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
+    """Fail if a metric valid/… at step 0 differs between two batch sizes by more than 10⁻⁶ of its
+    size.
+    """
+    return verdicts.read("command_validation")
+
+
+@check(
+    subject=Subject.COMMAND,
+    condition="The command trains with the batch size that it is given.",
+    remedy="Let the script use {batch_size}, or {microbatch_size} and {accumulation}.",
+)
+def command_batch_size(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
+    """Fail if all losses after the first step are the same at another batch size."""
+    return verdicts.read("command_batch_size")
+
+
+@check(
+    subject=Subject.COMMAND,
+    condition="The command trains with the learning rate that it is given.",
+    remedy="Let the script use {learning_rate} as the peak of its schedule.",
+)
+def command_learning_rate(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
+    """Fail if all losses after the first step are the same with twice the learning rate."""
+    return verdicts.read("command_learning_rate")
+
+
+@check(
+    subject=Subject.COMMAND,
+    condition="The learning rate depends on the number of steps.",
+    remedy=(
+        "Let the schedule end at {steps}. If the rate is meant to be constant, nothing is wrong."
+    ),
+)
+def command_steps(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
+    """Fail if the losses on the way are the same with twice the steps, as if the learning rate were
+    constant or ended elsewhere.
+    """
+    return verdicts.read("command_steps")
+
+
+@check(
+    subject=Subject.COMMAND,
+    condition="The command trains with the seed that it is given.",
+    remedy="Let the script draw data and initial weights from {seed}.",
+)
+def command_seed(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
+    """Fail if all losses after the first step are the same with another seed."""
+    return verdicts.read("command_seed")
+
+
+@check(
+    subject=Subject.COMMAND,
+    condition="The command counts the examples that it trains on.",
+    remedy="Report `examples` or `tokens` in the lines, so that a wrong count is noticed.",
+)
+def command_counts(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
+    """Never fails: a training with a wrong count of examples or tokens ends at once."""
+    return verdicts.read("command_counts")
