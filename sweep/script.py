@@ -17,7 +17,7 @@ VALID = ("valid", "val", "validation", "eval", "evaluation", "dev")  # groups of
 TRAIN = ("train", "training")  # libraries name them
 # Values that trainers log about the training itself.
 NOT_METRICS = re.compile(
-    r"(.*_)?(epoch|step|steps|global_step|runtime|total_flos|lr|learning_rate"
+    r"(.*_)?(num_tokens|num_input_tokens_seen|epoch|step|steps|global_step|runtime|total_flos|lr|learning_rate"
     r"|(samples|steps|tokens|examples)_per_second|model_preparation_time)"
 )
 

@@ -1,6 +1,7 @@
 """Settings of workloads, the kinds of training, and what other code may ask of them."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -29,6 +30,12 @@ MetricName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 
 def _count_if(value: Any) -> int | None:
     return None if value is None else parse_count(value, "examples_per_epoch")
+
+
+def _function_name(value: str) -> str:
+    if re.fullmatch(r"[\w.]+:\w+", value) is None:
+        raise ValueError("must be MODULE:FUNCTION")
+    return value
 
 
 def _is_empty(value: Any) -> bool:
@@ -400,7 +407,7 @@ class Function(Program):
 
     kind: Literal["function"] = "function"
     train: Annotated[
-        str, Field(pattern=r"^[\w.]+:\w+$"), RunFlag(Group.MODEL, metavar="MODULE:FUNCTION")
+        str, AfterValidator(_function_name), RunFlag(Group.MODEL, metavar="MODULE:FUNCTION")
     ]
     """Your training function, which is called with the values of a trial."""
 

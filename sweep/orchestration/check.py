@@ -1,6 +1,7 @@
 """Check what a sweep cannot promise of a command, by short trainings: `sweep check`."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -75,6 +76,9 @@ class _Trainings:
 
         self.batches = request.experiment.batches
         small = _shortened(request.experiment, steps)
+        if small.code_folder is not None:  # each training has another folder
+            code_folder = os.path.abspath(small.code_folder)
+            small = small.model_copy(update={"code_folder": code_folder})
         self.request = replace(request, experiment=small, folder=self.folder, command=())
         self.plan = make_plan(self.request).plan
         self.row = self.plan.trials[0]
@@ -229,12 +233,10 @@ class _Variations:
         if not self.repeats:
             return "NOT APPLICABLE", "Trainings with equal values differ, so others tell nothing."
         first = self.trainings.losses
-        common = [key for key in first.keys() & losses.keys() if key[0] > 0]
+        half = self.trainings.row.steps / 2  # early losses hardly depend on the rate
+        common = [key for key in first.keys() & losses.keys() if key[0] >= half]
         if not common:
-            return (
-                "NOT APPLICABLE",
-                "Both report no loss at one step. Report train/loss on the way.",
-            )
+            return "NOT APPLICABLE", f"No loss of both is at a step from {half:g} on. Report more."
         largest, (step, metric) = _largest_difference(first, losses, common)
         if largest <= EQUAL:
             return "FAIL", f"{len(common)} losses up to step {max(common)[0]} are the same."

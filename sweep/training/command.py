@@ -32,6 +32,7 @@ from sweep.trial.files import check_curve_bytes, load_json, replacing
 from sweep.trial.folder import TrialFolder
 from sweep.usercode.commands import fill_placeholders
 from sweep.usercode.identity import check_code
+from sweep.usercode.objects import use_code_folder
 from sweep.usercode.readers import Places, build_reader
 
 POLL_SECONDS = 0.02
@@ -249,6 +250,7 @@ def run_command(
     if not config.science.workload.can_resume:
         folder.clear()
     folder.work_path.mkdir(exist_ok=True)
+    use_code_folder(config.code_path)
     check_code(config.science.user_code, config.science.code or {})
 
     report = Report(config, store)

@@ -50,8 +50,10 @@ trainer = Trainer(
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
+    num_sanity_val_steps=-1,  # validates before the first step, on all data
+    val_check_interval=trial.eval_steps * trial.accumulation,
+    check_val_every_n_epoch=None,
     callbacks=[sweep.LightningCallback()],
 )
-trainer.validate(demo, DataLoader(valid, 128))
-trainer.fit(demo, DataLoader(train, trial.microbatch_size, shuffle=True, drop_last=True))
-trainer.validate(demo, DataLoader(valid, 128))
+loader = DataLoader(train, trial.microbatch_size, shuffle=True, drop_last=True)
+trainer.fit(demo, loader, DataLoader(valid, 128))
