@@ -31,7 +31,7 @@ from sweep.analysis.tables import SweepTables
 from sweep.analysis.times import misses_budget, read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
-from sweep.config.models import MODEL_PRESETS, TransformerSettings
+from sweep.config.models import MODEL_PRESETS
 from sweep.config.numbers import LEAST_BUDGET_RATIO, format_count, parse_count
 from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, UNDECIDED
@@ -312,20 +312,18 @@ def command_for_model(sweep: SweepTables, larger_than: float) -> str | None:
     """
     plan = sweep.plan
     model = plan.settings.model
-    if not isinstance(model, TransformerSettings):
+    sizes = {name: each.parameters_of_layers for name, each in MODEL_PRESETS.items()}
+    larger = {name: size for name, size in sizes.items() if size and size > larger_than}
+    if model.parameters_of_layers is None or not larger:
         return None
-    shipped = [each for each in MODEL_PRESETS.values() if isinstance(each, TransformerSettings)]
-    larger = [each for each in shipped if each.parameters_of_layers > larger_than]
-    if not larger:
-        return None
-    following = min(larger, key=lambda each: each.parameters_of_layers)
+    following = min(larger, key=larger.__getitem__)
     changes = {
-        "model": following.name,
+        "model": following,
         "vocabulary": model.vocabulary,
         "context": model.context,
         "budget": [str(of_budget.plan.budget_tokens) for of_budget in sweep.by_budget],
         "batches": "auto",
-        "out": _Search(sweep).free_out(following.name),
+        "out": _Search(sweep).free_out(following),
     }
     with contextlib.suppress(SweepError):
         return command_with(plan, **changes)

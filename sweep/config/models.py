@@ -47,6 +47,11 @@ class ModelBase(Settings):
         """The rank of the adapters, which alone are trained; None: all weights are."""
         return None
 
+    @property
+    def parameters_of_layers(self) -> int | None:
+        """Parameters without embeddings and norms; None: not known before it is built."""
+        return None
+
 
 class TransformerSettings(ModelBase):
     """Pre-norm transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied embeddings."""
@@ -63,7 +68,6 @@ class TransformerSettings(ModelBase):
 
     @property
     def parameters_of_layers(self) -> int:
-        """Parameters of attention and feed-forward layers, without embeddings and norms."""
         return self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     @model_validator(mode="after")

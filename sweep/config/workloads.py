@@ -327,6 +327,16 @@ class Program(MetricWorkload, use_attribute_docstrings=True):
         }
     )
 
+    @property
+    def function(self) -> str | None:
+        """The function that is called, as module:function; None: a command is started."""
+        return None
+
+    @property
+    def reader(self) -> str | None:
+        """What reads the program's own output, as --read names it; None: lines of a log do."""
+        return None
+
     @classmethod
     def settable_keys(cls) -> set[str]:
         return {*cls.model_fields} - {"read_by_script"}
@@ -392,6 +402,10 @@ class Command(Program):
     def code(self) -> tuple[str, ...]:
         return (self.command,)
 
+    @property
+    def reader(self) -> str | None:
+        return self.read
+
     def receives(self, *names: str) -> bool:
         received = placeholders_of(self.command) | {*self.read_by_script}
         return not received.isdisjoint(names)
@@ -418,6 +432,10 @@ class Function(Program):
     @property
     def code(self) -> tuple[str, ...]:
         return (self.train,)
+
+    @property
+    def function(self) -> str:
+        return self.train
 
 
 class UserWorkload(MetricWorkload):

@@ -15,6 +15,7 @@ from sweep.errors import FolderInUse, SweepError, cut, printable, shorten
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
 from sweep.signals import handle_unless_ignored
 from sweep.training import attempt_trial
+from sweep.training.function import call_function
 from sweep.training.process import FreshProcess, outcome_of, serve
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import TrialFolder
@@ -32,7 +33,12 @@ def main() -> int:
     parser = Parser(prog="python -m sweep.training", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="the trial: results/SWEEP/trials/ID")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--call", help=argparse.SUPPRESS)  # the user's module:function
+    parser.add_argument("--code-folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.call is not None:
+        call_function(options.call, options.code_folder)
+        return 0
     if options.serve is not None:
         import sweep.training.attempt  # noqa: F401  the forked processes need it
 

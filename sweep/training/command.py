@@ -20,7 +20,7 @@ import torch
 
 from sweep.config.metrics import SECONDS, MetricNames, check_reported_name
 from sweep.config.trial import TrialConfig
-from sweep.config.workloads import Command, Function, Program
+from sweep.config.workloads import Program
 from sweep.errors import SweepError, reason_of
 from sweep.plan.course import Course
 from sweep.resources import sha256_of_file
@@ -37,7 +37,6 @@ from sweep.usercode.readers import Places, build_reader
 
 POLL_SECONDS = 0.02
 READ_SECONDS = 0.5  # between two looks of a reader
-FUNCTIONS = "sweep.training.function"  # the module that calls the user's function
 SAVE_SECONDS = 5.0  # between two copies of the report
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL
 END_BYTES = 1 << 14  # size of the end of the output, which may name the reason of a failure
@@ -273,7 +272,6 @@ def run_command(
     finally:
         _stop(process)
 
-    copier.describe()
     metrics_sha256 = report.save()
     seconds = report.seconds
     if report.left_out:
@@ -282,6 +280,7 @@ def run_command(
     if ending == "trained" and process.returncode:
         oom_killed = oom_kills() > killed_before
         raise _failure(process.returncode, oom_killed, folder.log_path, log_start)
+    copier.describe()
 
     progress = Progress(report.step, seconds_training=seconds, seconds_total=seconds)
     unknown = ("clipped_steps", *(f"seconds_{part}" for part in PARTS))
@@ -304,10 +303,10 @@ class _Copier:
         self.log = folder.reported_path
         self.reader = None
         self.read_at = 0.0
-        workload = config.science.workload
-        if isinstance(workload, Command) and workload.read is not None:
+        reader = program_of(config).reader
+        if reader is not None:
             folders = (folder.work_path, folder.resume_path)
-            self.reader = build_reader(workload.read, Places(folders, folder.log_path, log_start))
+            self.reader = build_reader(reader, Places(folders, folder.log_path, log_start))
 
     def copy(self, is_last: bool) -> None:
         """Append the new lines, at most twice a second."""
@@ -323,14 +322,19 @@ class _Copier:
             print(self.reader.describe(), flush=True)
 
 
+def program_of(config: TrialConfig) -> Program:
+    """Return the workload of a trial whose training is a program of the user."""
+    assert isinstance(config.science.workload, Program)
+    return config.science.workload
+
+
 def values_of_trial(config: TrialConfig, folder: TrialFolder) -> dict[str, Any]:
     """Return the values that a program of the user may read, by the names of placeholders."""
     science = config.science
-    assert isinstance(science.workload, Program)
     course = Course.of_trial(config)
     examples = course.sequences_at(config.steps)
     end = science.schedule.final_fraction if science.schedule.name == "cosine" else 1.0
-    per_epoch = science.workload.examples_per_epoch
+    per_epoch = program_of(config).examples_per_epoch
     epochs = None
     if per_epoch is not None:
         whole, rest = divmod(examples, per_epoch)
@@ -359,7 +363,7 @@ def values_of_trial(config: TrialConfig, folder: TrialFolder) -> dict[str, Any]:
 
 def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[bytes], int]:
     """Start a trial's program; return its process, and the length of the log before its output."""
-    workload = config.science.workload
+    program = program_of(config)
     execution = config.execution
     values = values_of_trial(config, folder)
     in_script = {name: value for name, value in values.items() if name != "log"}
@@ -374,12 +378,13 @@ def _start(config: TrialConfig, folder: TrialFolder) -> tuple[subprocess.Popen[b
     elif ":" in execution.device:  # the command sees one GPU, so that cuda is that one
         environment["CUDA_VISIBLE_DEVICES"] = machine.visible_name(execution.device)
 
-    (code,) = workload.code
-    if isinstance(workload, Function):
-        code_folder = os.path.abspath(config.code_path) if config.code_path else ""
-        words = [sys.executable, "-P", "-m", FUNCTIONS, code, code_folder]
+    if program.function is None:
+        (command,) = program.code
+        words = fill_placeholders(command, values)
     else:
-        words = fill_placeholders(code, values)
+        words = [sys.executable, "-P", "-m", "sweep.training", "--call", program.function]
+        if config.code_path:
+            words += ["--code-folder", os.path.abspath(config.code_path)]
     print(shlex.join(words), flush=True)
     with folder.log_path.open("ab") as log:
         start = log.tell()

@@ -1,22 +1,22 @@
-"""Call the user's training function with the values of a trial: the process of `run_sweep(train=)`.
-
-python -m sweep.training.function MODULE:FUNCTION CODE_FOLDER
-"""
-
-import sys
+"""Call the user's training function with the values of a trial, in a process of its own."""
 
 from sweep.errors import SweepError
 from sweep.script import settings
 from sweep.usercode.objects import load_object, use_code_folder
 
 
-def main(name: str, code_folder: str) -> None:
-    use_code_folder(code_folder or None)
+def call_function(name: str, code_folder: str | None) -> None:
+    """Import a function and call it with the trial of this process.
+
+    Args:
+        name: module:function.
+        code_folder: where modules are found, in addition to the current folder.
+
+    Raises:
+        SweepError: if it cannot be imported; and whatever the function raises.
+    """
+    use_code_folder(code_folder)
     trial = settings()
     if trial is None:
         raise SweepError("`sweep` must start this process.")
     load_object(name)(trial)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

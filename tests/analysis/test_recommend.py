@@ -126,10 +126,7 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
     start = "The best batch size for 4.1M tokens is not known. By how the range within"
     assert lines[0].startswith(start)
     assert any("At 3 of 3 budgets the best one is batch size 1" in line for line in lines)
-    assert (
-        "At 1.02M tokens `sweep answer` recommends batch size 64 tokens (1 sequence of 64)."
-        in lines
-    )
+    assert lines[1].startswith("At 1.02M tokens `sweep answer` recommends batch size ")
 
 
 def test_a_growth_that_is_not_known_gives_no_range(tmp_path):
@@ -290,5 +287,7 @@ def test_published_laws_have_the_coefficients_of_their_papers():
 
 def test_a_suggestion_says_where_a_search_of_the_rates_can_begin():
     lines = describe_suggestion(suggest(350e6, 7_000_000_000))
-    assert "--tune-centre 0.0014" in lines[-1]
+    assert any("--tune-centre 0.0014" in line for line in lines)
+    assert "The best batch sizes differ by a factor of 2.2." in lines
+    assert lines[-1] == "To measure it, give `sweep run` several budgets."
     assert not any("--tune-centre" in line for line in describe_suggestion(suggest(1e6, 7_000_000)))
