@@ -111,8 +111,8 @@ def find_best_batch_size(
     compared = np.array(sizes)[is_compared].tolist()
     count = min(np.array(seeds)[is_compared])
     points = batch_size_points(compared, losses.tolist(), count)
-    variance = _variance(decision, is_compared, count)
-    error = 2 * math.sqrt(variance / count)
+    error = 2 * math.sqrt(_variance(decision, is_compared, count) / count)
+    variance = _variance_between(decision, is_compared, count)
     curves = possible_curves(points, np.array([variance]))
 
     log_sizes = np.log(compared)
@@ -147,10 +147,27 @@ def _variance(decision: Decision, is_compared: Floats, seeds: int) -> float:
     variances = decision.variance[is_compared]
     known = variances[np.isfinite(variances)]  # none with one seed
     variance = float(known.mean()) if len(known) else math.inf
-    if decision.rates is not None:
-        spread = (decision.rates.regret_high - decision.rates.regret_low)[is_compared]
-        variance += seeds * float(np.square(spread / DEVIATIONS).mean())
-    return variance
+    return variance + seeds * _variance_of_rates(decision, is_compared)
+
+
+def _variance_between(decision: Decision, is_compared: Floats, seeds: int) -> float:
+    """Return the variance of a loss over seeds, without what a seed adds at every batch size.
+
+    That moves a curve over batch sizes up or down, and not its lowest point. It includes the error
+    of the rates, and is infinite as the whole variance is.
+    """
+    pairs = decision.variance_of_difference[is_compared][:, is_compared]
+    known = pairs[np.isfinite(pairs) & ~np.eye(len(pairs), dtype=bool)]
+    variance = float(known.mean()) / 2 if len(known) else math.inf
+    return variance + seeds * _variance_of_rates(decision, is_compared)
+
+
+def _variance_of_rates(decision: Decision, is_compared: Floats) -> float:
+    """Return the variance of the losses at the best rates that comes from the rates."""
+    if decision.rates is None:
+        return 0.0
+    spread = (decision.rates.regret_high - decision.rates.regret_low)[is_compared]
+    return float(np.square(spread / DEVIATIONS).mean())
 
 
 def _interval(curves: PossibleCurves, log_sizes: Floats) -> tuple[float | None, float | None]:

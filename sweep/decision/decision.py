@@ -42,6 +42,8 @@ class Decision:
     # over seeds, moderated by that of the quieter batch sizes; NaN if it is not known, (..., k)
     variance: Floats
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
+    # of these differences over common seeds; NaN below two, (..., k, k)
+    variance_of_difference: Floats
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned
     # How far differences may lie below and above, whatever the losses, (..., k, k) each.
@@ -143,6 +145,7 @@ class Decision:
             mean=self.mean[..., part],
             variance=self.variance[..., part],
             difference=self.difference[..., part, part],
+            variance_of_difference=self.variance_of_difference[..., part, part],
             half_width=self.half_width[..., part, part],
             rates=rates,
             other_errors=other_errors,
@@ -249,7 +252,7 @@ def decide(
     rates = None
     if points is not None:
         rates = bound_rates(points, variance, log_rates, compared)
-    return Decision(mean, variance, difference, half_width, rates)
+    return Decision(mean, variance, difference, variance_of_difference, half_width, rates)
 
 
 def _half_widths(
