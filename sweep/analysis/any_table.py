@@ -36,6 +36,7 @@ from sweep.analysis.cells import (
     says_several_devices,
     sequences_of,
     short_text,
+    with_decimal_point,
     word_of_flag,
     word_of_loss,
     worst_outcome,
@@ -221,6 +222,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
 
     measured = _measured_column(texts, metric)
     remarks = _remarks(headers, measured)
+    if cells.has_semicolons:
+        remarks += _remark_on_commas(texts, measured)
     if measured and not _has_readable_loss(rows[measured], texts[measured]):
         title = short_text(headers[measured].title)
         remarks.append(f"No loss is compared, because no cell of {title} is read")
@@ -299,14 +302,17 @@ def _type_cells(
     columns: dict[str, list[float] | list[str]] = {}
     unread: list[str] = []
     nothing = [""] * len(cells.rows)
-    numeric = chain.from_iterable(text for name, text in texts.items() if not is_text(name))
-    has_decimal_commas = cells.has_semicolons or any(map(may_be_decimal_comma, numeric))
+    numeric = [cell for name, text in texts.items() if not is_text(name) for cell in text]
+    has_decimals = any(map(may_be_decimal_comma, numeric))  # else 7,225 may be 7225
+    has_decimal_commas = cells.has_semicolons or has_decimals
     for column in dict.fromkeys([*HEADERS, *headers]):
         text = texts.get(column, nothing)
         if is_text(column):
             columns[column] = text
             continue
         header = headers.get(column, Header(column))
+        if cells.has_semicolons and has_decimals:
+            text = [with_decimal_point(cell) for cell in text]
         numbers = [read_number(column, header, cell) for cell in text]
         if has_decimal_commas:  # 7,225 may be 7.225
             pairs = zip(numbers, text, strict=True)
@@ -349,6 +355,16 @@ def _remarks(headers: Mapping[str, Header], measured: str | None) -> list[str]:
     if size and is_in_tokens(size) and "context_length" not in headers:
         remarks.append("Batch sizes are in tokens, because no context length is read")
     return remarks
+
+
+def _remark_on_commas(texts: Mapping[str, Sequence[str]], measured: str | None) -> list[str]:
+    """Say that commas are read as those of decimals, with a cell, if there is any."""
+    names = sorted((name for name in texts if not is_text(name)), key=lambda name: name != measured)
+    for cell in chain.from_iterable(texts[name] for name in names):
+        if may_be_decimal_comma(cell):
+            number = with_decimal_point(cell)
+            return [f"Commas separate decimals, as in files with semicolons: {cell} is {number}"]
+    return []
 
 
 def _measured_column(texts: Mapping[str, Sequence[str]], metric: str) -> str | None:

@@ -174,7 +174,8 @@ def match_header(title: str, is_own: bool = False) -> tuple[str, Header] | None:
         return None
     if title in (TRIAL_COLUMNS if is_own else SHARED_NAMES):
         return FOREIGN_NAMES.get(title, title), Header(title)
-    words, inside = words_of_header(re.sub(r"\.\d+$", "", title))  # pandas numbers equal headers
+    plain = without_exporter(title)
+    words, inside = words_of_header(re.sub(r"\.\d+$", "", plain))  # pandas numbers equal headers
     for column, patterns in HEADERS.items():
         texts = [words]
         unit = scale = ""
@@ -189,6 +190,11 @@ def match_header(title: str, is_own: bool = False) -> tuple[str, Header] | None:
             if matched:
                 return column, Header(title, rank, matched[0], unit, scale)
     return None
+
+
+def without_exporter(title: str) -> str:
+    """Return a header without the prefix of an exporter, such as `config/` or `params_`."""
+    return re.sub(f"^(?:{PATTERNS['exporter']})", "", title)
 
 
 def words_of_header(title: str) -> tuple[str, str]:
@@ -229,7 +235,9 @@ def find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
     titles = [title for title in cells.header if title == metric]
     if not titles:
         words = words_of_header(metric)
-        titles = [title for title in cells.header if words_of_header(title) == words]
+        titles = [
+            title for title in cells.header if words_of_header(without_exporter(title)) == words
+        ]
     return {metric: Header(titles[0])} if len(titles) == 1 else {}
 
 
@@ -262,6 +270,11 @@ def read_number(column: str, header: Header, text: str) -> float:
     if column == "hours" and re.fullmatch(PATTERNS["duration"], plain):
         parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{PATTERNS['unit']}", plain)
         return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
+    if column == "hours":
+        clock = re.fullmatch(PATTERNS["clock"], plain)
+        if clock:
+            days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+            return 24 * days + hours + minutes / 60 + seconds / 3600
     if column in COUNTS and not header.scale and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
         return math.nan  # 640.000 may be 640,000
     if column == "clipped_step_fraction":
@@ -334,6 +347,11 @@ def _whole_batch(text: str) -> float | None:
         whole = int(product[2].replace(",", ""))
         return float(whole) if math.prod(factors) == whole else math.nan
     return None
+
+
+def with_decimal_point(text: str) -> str:
+    """Return a number of a file with semicolons, in which a comma separates decimals."""
+    return text.replace(",", ".") if re.fullmatch(PATTERNS["comma"], text) else text
 
 
 def may_be_decimal_comma(text: str) -> bool:

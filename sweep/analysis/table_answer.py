@@ -13,7 +13,7 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.budgets import BudgetAnswer, answer_document
-from sweep.analysis.cells import LOSSES, short_text
+from sweep.analysis.cells import LOSSES, match_header, short_text
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
@@ -24,7 +24,15 @@ from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective
 from sweep.config.settings import parse_settings
 from sweep.errors import SweepError
 
-REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
+REQUIRED = ("batch_size", "seed", "learning_rate")
+# Columns in which rows that are compared must agree.
+PARTITIONS = ("model", "model_size", "dataset", "schedule", "budget")
+# What a table without such a column is taken to say, with the words of the answer's scope.
+DEFAULTS = {
+    "stage": ("final", "all rows are final trials"),
+    "policy": ("given", "their rates are as given"),
+    "state": (None, "each row with a value is complete"),
+}
 
 
 def answer(
@@ -39,10 +47,10 @@ def answer(
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
     Args:
-        trials: a table, or a CSV or Markdown file: stage, policy, batch_size, seed, learning_rate,
-            state and the metric, by the headers of docs/audit.md; also seconds_training, and the
-            other columns of trials.csv if they are known. With a column target, the final loss is
-            replaced by the tokens to the target.
+        trials: a table, or a CSV, TSV or Markdown file: batch_size, seed, learning_rate and the
+            metric, by the headers of docs/audit.md; also stage, policy, state, seconds_training,
+            and the other columns of trials.csv if they are known. With a column target, the final
+            loss is replaced by the tokens to the target.
         direction: minimize or maximize.
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
@@ -92,6 +100,9 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
     answered = result.answer
 
     size = f"The tolerance of {compared.tolerance:g}"
+    assumed = _assumptions(table)
+    if assumed:
+        answered = replace(answered, scope=f"{answered.scope} {assumed}")
     if not is_loss:
         scope = f"{answered.scope} {size} is in the unit of {short_text(metric)}."
         answered = replace(answered, scope=scope)
@@ -111,9 +122,9 @@ def _trials_of(table: Table) -> pd.DataFrame:
 
     A row that failed, or whose state is not known, counts as a missing result.
     """
-    required = {name: "status" if name == "state" else name for name in REQUIRED}
-    required[table.metric] = table.metric
-    missing = [name for name, column in required.items() if column not in table.titles]
+    missing = [name for name in (*REQUIRED, table.metric) if name not in table.titles]
+    if missing == ["seed"] and not _has_repetitions(table):
+        missing = []  # there is one training of each
     if missing:
         what = "column" if len(missing) == 1 else "columns"
         not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
@@ -126,20 +137,28 @@ def _trials_of(table: Table) -> pd.DataFrame:
         raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
     if table.left_out:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
-    for name in ("model", "model_size", "dataset", "schedule", "budget"):
+    for name in PARTITIONS:
         if name in table.rows and table.rows[name].nunique(dropna=False) > 1:
             values = short_text(", ".join(sorted(map(_write_cell, {*table.rows[name]}))))
             problem = f"{short_text(table.titles[name])} must be the same in all rows"
-            raise SweepError(f"{problem}, got {values}. Give each a table of its own.")
+            remedy = f"Answer each by itself: --by {name}, or a table of its own"
+            raise SweepError(f"{problem}, got {values}. {remedy}.")
 
-    trials = table.trials().assign(label=tables.policy_labels)
+    trials = table.trials()
+    for name in _defaults_of(table):
+        value, _ = DEFAULTS[name]
+        if value is not None:
+            trials[name] = value
+    if "seed" not in table.titles:
+        trials["seed"] = "0"
+    trials = trials.assign(label=tables.policy_labels)
     is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
     rules = {
         "stage must be final or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
-        "state must be given": table.rows["status"] != "",
+        "state must be given": ("status" not in table.titles) | (table.rows["status"] != ""),
         "seed must be given": is_tuning | trials["seed"].notna(),
         "has_looks must be True, False or empty": trials["has_looks"].isin(["True", "False", None]),
         "learning_rate must be a positive number": trials["learning_rate"] > 0,
@@ -169,6 +188,30 @@ def _trials_of(table: Table) -> pd.DataFrame:
     if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
+
+
+def _has_repetitions(table: Table) -> bool:
+    """Return True if a batch size has several rows in which nothing differs but the result."""
+    keys = [
+        name for name in ("stage", "policy", "batch_size", "learning_rate") if name in table.rows
+    ]
+    return bool(table.rows.duplicated(keys).any())
+
+
+def _defaults_of(table: Table) -> list[str]:
+    """Return the columns that the table lacks, and that have a default."""
+    titles = {name: "status" if name == "state" else name for name in DEFAULTS}
+    return [name for name, title in titles.items() if title not in table.titles]
+
+
+def _assumptions(table: Table) -> str:
+    """Write what a table without some columns is taken to say; "" if it has all."""
+    words = [DEFAULTS[name][1] for name in _defaults_of(table)]
+    if "seed" not in table.titles:
+        words.append("each batch size has one seed")
+    if not words:
+        return ""
+    return f"Because the table has no such columns, it is taken that {join(words)}."
 
 
 def _write_cell(cell: object) -> str:
@@ -211,6 +254,46 @@ def answer_of(
         table = read_one_table(sweep.trials, metric)
         own = sweep.plan.settings.answer  # with the flags; its tolerance is of its own metric
         settings = own.model_copy(update={"tolerance": settings.tolerance})
+    return _describe_table(table, direction, settings)
+
+
+def answers_by(
+    path: Path,
+    by: str,
+    metric: str,
+    direction: str,
+    tolerance: float | None,
+    pursues: str = "auto",
+    price: float | None = None,
+    question: str | None = None,
+) -> dict[str, TableAnswer]:
+    """Return the answer of each part of a table, by its value in a column such as model.
+
+    Raises:
+        SweepError: if the table has no such column, or empty cells in it.
+    """
+    settings = _parse_settings(tolerance, pursues, price, question)
+    table = read_one_table(path, metric)
+    header = match_header(by)
+    column = by if header is None else header[0]
+    if column not in PARTITIONS or column not in table.titles:
+        known = [table.titles[name] for name in PARTITIONS if name in table.titles]
+        has = join(known) if known else "none of them"
+        raise SweepError(
+            f"--by must be a column of {', '.join(PARTITIONS)}, got {by!r}; the table has {has}."
+        )
+    labels = table.rows[column].map(_write_cell)
+    if (labels == "").any():
+        raise SweepError(f"{table.titles[column]} must be given in each row. Add it.")
+    answers = {}
+    for label in dict.fromkeys(labels):
+        rows = table.rows[labels == label]
+        answers[label] = _describe_table(replace(table, rows=rows), direction, settings)
+    return answers
+
+
+def _describe_table(table: Table, direction: str, settings: AnswerSettings) -> TableAnswer:
+    metric = table.metric
     answered = _answer_table(table, direction, settings)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)

@@ -1,4 +1,4 @@
-"""The text cells of tables: CSV files, pipe tables of Markdown pages, and DataFrames."""
+"""The text cells of tables: CSV and TSV files, pipe tables of Markdown, and DataFrames."""
 
 import csv
 import io
@@ -32,7 +32,9 @@ class TextTable(NamedTuple):
 def find_file(path: Path) -> Path:
     if path.is_dir():
         refuse_links(path)
-        files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
+        files = [path / "trials.csv"]
+        for pattern in ("*.csv", "*.tsv", "*.md"):
+            files += sorted(path.glob(pattern))
         path = next((file for file in files if file.is_file()), path)
     if not path.is_file():
         raise SweepError(
@@ -45,8 +47,9 @@ def find_file(path: Path) -> Path:
 
 def read_text_tables(path: Path) -> Iterator[TextTable]:
     text = _decode(path)
-    if path.suffix.lower() in (".md", ".markdown"):
-        yield from _markdown_tables(text.splitlines())
+    tables = [*_markdown_tables(text.splitlines())]
+    if tables or path.suffix.lower() in (".md", ".markdown"):
+        yield from tables
     else:
         yield _csv_table(path, text)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweep
-from sweep.analysis.any_table import read_one_table, read_table
+from sweep.analysis.any_table import read_one_table, read_table, read_tables
 from sweep.analysis.audit import audit
 from sweep.analysis.cells import FACTORS, match_header, read_state
 from sweep.analysis.checks import FAIL
@@ -975,3 +975,49 @@ def test_a_page_with_two_tables_has_no_one_answer(tmp_path):
     page.write_text("| B | LR |\n|-|-|\n| 8 | 1e-3 |\n\n| B | LR |\n|-|-|\n| 8 | 1e-3 |\n")
     with pytest.raises(SweepError, match=r"line 1.*line 5"):
         read_one_table(page, "final_valid_loss")
+
+
+@pytest.mark.parametrize(
+    ("header", "column"),
+    [
+        ("params_batch_size", "batch_size"),
+        ("config/batch_size", "batch_size"),
+        ("params.lr", "learning_rate"),
+        ("metrics.val_loss", "final_valid_loss"),
+        ("user_attrs_seed", "seed"),
+        ("hparams/optimizer", "optimizer"),
+        ("per_device_train_batch_size", "microbatch_size"),
+        ("params", "model_size"),
+        ("config", None),
+    ],
+)
+def test_headers_of_exporters_are_read_without_their_prefix(header, column):
+    match = match_header(header)
+    assert (None if match is None else match[0]) == column
+
+
+@pytest.mark.parametrize(
+    ("cell", "hours"),
+    [("00:20:30", 20.5 / 60), ("1 days 01:00:00.000000", 25.0), ("0 days 00:00:36", 0.01)],
+)
+def test_times_of_a_clock_are_read(tmp_path, cell, hours):
+    (tmp_path / "t.csv").write_text(f"batch_size,duration\n8,{cell}\n")
+    (table,) = read_tables(tmp_path / "t.csv")
+    assert table.rows["hours"].to_list() == [pytest.approx(hours)]
+
+
+def test_decimal_commas_of_a_file_with_semicolons_are_read_and_said(tmp_path):
+    (tmp_path / "t.csv").write_text("Batch Size;Val Loss;Steps\n8;1,551;1000\n16;1,62;500\n")
+    (table,) = read_tables(tmp_path / "t.csv")
+    assert table.rows["final_valid_loss"].to_list() == [1.551, 1.62]
+    assert any(
+        "Commas separate decimals" in note and "1,62 is 1.62" in note for note in table.notes
+    )
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.tsv", "t"])
+def test_tabs_and_markdown_are_read_whatever_the_suffix(tmp_path, name):
+    for text in ("batch_size\tval_loss\n8\t1.5\n", "| batch | val loss |\n|--|--|\n| 8 | 1.5 |\n"):
+        (tmp_path / name).write_text(text)
+        (table,) = read_tables(tmp_path / name)
+        assert table.rows["final_valid_loss"].to_list() == [1.5]

@@ -18,6 +18,7 @@ from scipy.stats import ttest_rel
 
 import sweep
 from sweep.analysis import tables
+from sweep.analysis.table_answer import answer_of
 from sweep.analysis.tables import TRIAL_COLUMNS
 from sweep.config.numbers import short
 from sweep.errors import SweepError
@@ -331,3 +332,18 @@ def test_what_was_planned_is_read_from_the_plan_of_published_results(tmp_path, s
     table.assign(batch_size=size).to_csv(path, index=False)
     read = tables.load_tables(tmp_path / "published")
     assert read.trials["batch_size"].tolist() == [row.batch_size for row in read.plan.trials]
+
+
+def test_a_table_without_stage_policy_state_and_seed_is_answered_and_says_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("batch_size,lr,val_loss\n8,1e-3,2.5\n32,2e-3,2.6\n")
+    answer = answer_of(path, "final_valid_loss", "minimize", None).answer
+    assert answer.recommended == 8 and answer.provisional
+    for words in ("all rows are final trials", "each row with a value is complete", "one seed"):
+        assert words in answer.scope
+    path.write_text("batch_size,lr,val_loss\n8,1e-3,2.5\n8,1e-3,2.51\n32,2e-3,2.6\n")
+    with pytest.raises(SweepError, match="must have the column seed"):
+        answer_of(path, "final_valid_loss", "minimize", None)
+    path.write_text("batch_size,val_loss\n8,2.5\n32,2.6\n")
+    with pytest.raises(SweepError, match="must have the column learning_rate"):
+        answer_of(path, "final_valid_loss", "minimize", None)

@@ -115,6 +115,9 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 @click.option(
     "--price", type=float, help="Price of a device for one hour; adds the cost of each training."
 )
+@click.option(
+    "--by", metavar="COLUMN", help="Answer each model, data set or schedule of a table by itself."
+)
 @json_option
 def answer(
     table: Path,
@@ -124,16 +127,28 @@ def answer(
     pursues: str,
     question: str | None,
     price: float | None,
+    by: str | None,
     json: bool,
 ) -> None:
     """Recommend a batch size from a table of trials or a sweep folder.
 
-    The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
-    Headers are read as `sweep audit` reads them.
+    The columns batch_size, seed, learning_rate and the metric are needed; stage, policy and state
+    are read too. Headers are read as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
-    from sweep.analysis.table_answer import answer_of
+    from sweep.analysis.table_answer import answer_of, answers_by
     from sweep.cli.show import print_next
+
+    if by is not None:
+        answers = answers_by(table, by, metric, direction, tolerance, pursues, price, question)
+        for note in next(iter(answers.values())).notes:
+            echo(note, err=True)
+        if json:
+            print_document({label: part.document() for label, part in answers.items()})
+            return
+        for label, part in answers.items():
+            echo("\n".join([f"{by} {label}:", *part.sentences, ""]))
+        return
 
     result = answer_of(table, metric, direction, tolerance, pursues, price, question)
     for note in result.notes:
