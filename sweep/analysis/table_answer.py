@@ -1,6 +1,7 @@
 """Answer from a table of trials, ours or that of another program."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -233,8 +234,11 @@ class TableAnswer(NamedTuple):
         return answer_document(self.answer, self.budgets)
 
 
+Source = Path | Sequence[Mapping[str, Any]]  # a file or a folder, or rows by header
+
+
 def answer_of(
-    path: Path,
+    source: Source,
     metric: str,
     direction: str,
     tolerance: float | None,
@@ -242,12 +246,12 @@ def answer_of(
     price: float | None = None,
     question: str | None = None,
 ) -> TableAnswer:
-    """Return the answer of a table of trials or of a sweep folder."""
+    """Return the answer of a table of trials, of rows by header, or of a sweep folder."""
     settings = _parse_settings(tolerance, pursues, price, question)
-    if not path.is_dir():
-        table = read_one_table(path, metric)
+    if not (isinstance(source, Path) and source.is_dir()):
+        table = _read_source(source, metric)
     else:
-        sweep = load_sweep(path, None if pursues == "auto" else pursues, price, question)
+        sweep = load_sweep(source, None if pursues == "auto" else pursues, price, question)
         if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             budgets = sweep.budgets if sweep.smaller else ()
             return TableAnswer(sweep.answer(), sweep.sentences(), [], budgets)
@@ -257,8 +261,14 @@ def answer_of(
     return _describe_table(table, direction, settings)
 
 
+def _read_source(source: Source, metric: str) -> Table:
+    if isinstance(source, Path):
+        return read_one_table(source, metric)
+    return read_one_table(pd.DataFrame([dict(row) for row in source]), metric)
+
+
 def answers_by(
-    path: Path,
+    source: Source,
     by: str,
     metric: str,
     direction: str,
@@ -273,7 +283,7 @@ def answers_by(
         SweepError: if the table has no such column, or empty cells in it.
     """
     settings = _parse_settings(tolerance, pursues, price, question)
-    table = read_one_table(path, metric)
+    table = _read_source(source, metric)
     header = match_header(by)
     column = by if header is None else header[0]
     if column not in PARTITIONS or column not in table.titles:

@@ -41,6 +41,15 @@ def sqlite_path(address: str) -> Path | None:
     return Path(_parse_sqlite(address).database or "").absolute()
 
 
+def require_present(address: str) -> None:
+    """Raise SweepError if an address names a file that does not exist, which readers would make."""
+    path = sqlite_path(address)
+    if path is None and "://" not in address:
+        path = Path(address)
+    if path is not None and not path.exists():
+        raise SweepError(f"{path} must exist. Correct the address.")
+
+
 def _parse_sqlite(address: str) -> "URL":
     """Parse an SQLite address; refuse one that does more than to name a file."""
     from sqlalchemy import make_url

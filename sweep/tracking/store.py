@@ -303,13 +303,18 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
     return folder
 
 
-def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | None) -> "Run":
+def find_experiment(client: "MlflowClient", address: str, name: str) -> str:
+    """Return the id of an experiment; refuse a name that the store does not have."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         names = cut(", ".join(sorted(stored.name for stored in client.search_experiments())))
         raise SweepError(f"experiment must be one of those at {address} ({names}), got {name!r}.")
+    return str(experiment.experiment_id)
 
-    parents = search_runs(client, experiment.experiment_id, "sweep.role", "sweep")
+
+def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | None) -> "Run":
+    experiment = find_experiment(client, address, name)
+    parents = search_runs(client, experiment, "sweep.role", "sweep")
     runs = {run.info.run_id: run for run in parents if "sweep.files" in run.data.tags}
     chosen = run_id
     if not chosen:

@@ -10,10 +10,12 @@ import click
 
 from sweep.cli.commands.arguments import FiniteRange, json_option, out_folder, sweep_folder
 from sweep.cli.options import SettingsCommand, echo, print_document
+from sweep.config.objective import LOSS
 from sweep.errors import SweepError
 from sweep.trial.lease import Lease, is_locked
 
 if TYPE_CHECKING:
+    from sweep.analysis.table_answer import Source
     from sweep.trial.folder import SweepFolder
 
 LOG = logging.getLogger(__name__)
@@ -92,10 +94,33 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     print_document(document, json)
 
 
+def _read_source(name: str) -> "tuple[Source, str, str]":
+    """Return what to answer from, and the metric and direction that it has by default."""
+    kind, _, address = name.partition(":")
+    if kind == "optuna":
+        from sweep.orchestration.studies import read_study
+
+        rows, direction = read_study(address)
+        return rows, "value", direction
+    if kind == "mlflow":
+        from sweep.tracking.runs import read_runs
+
+        return read_runs(address), LOSS.name, LOSS.direction
+    return Path(name), LOSS.name, LOSS.direction
+
+
 @click.command()
-@click.argument("table", type=Path, metavar="FILE.csv|DIR")
-@click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
-@click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
+@click.argument("table", type=str, metavar="FILE|DIR|optuna:…|mlflow:…")
+@click.option(
+    "--metric",
+    metavar="COLUMN",
+    help="Result of a trial; by default final_valid_loss, or the objective of a study.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["minimize", "maximize"]),
+    help="Of the metric; by default minimize, or that of a study.",
+)
 @click.option("--tolerance", type=float, help="Good enough: so far from the best; see `run`.")
 @click.option(
     "--for",
@@ -120,9 +145,9 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 )
 @json_option
 def answer(
-    table: Path,
-    metric: str,
-    direction: str,
+    table: str,
+    metric: str | None,
+    direction: str | None,
     tolerance: float | None,
     pursues: str,
     question: str | None,
@@ -130,17 +155,23 @@ def answer(
     by: str | None,
     json: bool,
 ) -> None:
-    """Recommend a batch size from a table of trials or a sweep folder.
+    """Recommend a batch size from a table of trials, a sweep folder, or runs of another program.
 
-    The columns batch_size, seed, learning_rate and the metric are needed; stage, policy and state
-    are read too. Headers are read as `sweep audit` reads them.
+    optuna:STORAGE/STUDY and mlflow:URI/EXPERIMENT name such runs. The columns batch_size, seed,
+    learning_rate and the metric are needed; stage, policy and state are read too. Headers are read
+    as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
     from sweep.analysis.table_answer import answer_of, answers_by
     from sweep.cli.show import print_next
 
+    source, usual_metric, usual_direction = _read_source(table)
+    if metric is None:
+        metric = usual_metric
+    if direction is None:
+        direction = usual_direction
     if by is not None:
-        answers = answers_by(table, by, metric, direction, tolerance, pursues, price, question)
+        answers = answers_by(source, by, metric, direction, tolerance, pursues, price, question)
         for note in next(iter(answers.values())).notes:
             echo(note, err=True)
         if json:
@@ -150,7 +181,7 @@ def answer(
             echo("\n".join([f"{by} {label}:", *part.sentences, ""]))
         return
 
-    result = answer_of(table, metric, direction, tolerance, pursues, price, question)
+    result = answer_of(source, metric, direction, tolerance, pursues, price, question)
     for note in result.notes:
         echo(note, err=True)
     if json:
