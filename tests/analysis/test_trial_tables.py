@@ -342,7 +342,7 @@ def test_a_table_without_stage_policy_state_and_seed_is_answered_and_says_so(tmp
     for words in ("all rows are final trials", "each row with a value is complete", "one seed"):
         assert words in answer.scope
     path.write_text("batch_size,lr,val_loss\n8,1e-3,2.5\n8,1e-3,2.51\n32,2e-3,2.6\n")
-    with pytest.raises(SweepError, match="must have the column seed"):
+    with pytest.raises(SweepError, match="without a column seed"):
         answer_of(path, "final_valid_loss", "minimize", None)
     path.write_text("batch_size,val_loss\n8,2.5\n32,2.6\n")
     with pytest.raises(SweepError, match="must have the column learning_rate"):

@@ -180,8 +180,9 @@ def test_every_file_is_reached_by_imports_and_training_reaches_the_units_below_i
     }
 
 
-def test_optuna_is_imported_in_one_file() -> None:
-    assert files_that_import(CODE, "optuna").keys() == {"sweep/orchestration/tuning.py"}
+def test_optuna_is_imported_where_rates_are_searched_and_where_studies_of_others_are_read() -> None:
+    files = {"sweep/orchestration/tuning.py", "sweep/orchestration/studies.py"}
+    assert files_that_import(CODE, "optuna").keys() == files
 
 
 def test_no_name_is_vague() -> None:

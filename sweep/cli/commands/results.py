@@ -10,7 +10,6 @@ import click
 
 from sweep.cli.commands.arguments import FiniteRange, json_option, out_folder, sweep_folder
 from sweep.cli.options import SettingsCommand, echo, print_document
-from sweep.config.objective import LOSS
 from sweep.errors import SweepError
 from sweep.trial.lease import Lease, is_locked
 
@@ -96,6 +95,8 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 
 def _read_source(name: str) -> "tuple[Source, str, str]":
     """Return what to answer from, and the metric and direction that it has by default."""
+    from sweep.config.objective import LOSS
+
     kind, _, address = name.partition(":")
     if kind == "optuna":
         from sweep.orchestration.studies import read_study
