@@ -2,7 +2,7 @@
 
     sweep run experiments/studies/programs/sentence_transformers.toml
 
-As in its documentation (Training Overview). The three lines with `sweep` are those that were added.
+As in its documentation (Training Overview). The lines with `sweep` are those that were added.
 """
 
 import json
