@@ -230,6 +230,23 @@ def _read_unit(column: str, inside: str) -> tuple[str, str] | None:
     return unit, scale
 
 
+def direction_of_header(title: str) -> tuple[int, str] | None:
+    """Return how well a header names a metric, and its better direction; None if it names none.
+
+    A metric of validation (0) is better named than one without data (1) or of a test (2).
+    """
+    objectives = _TOML["objectives"]
+    words, inside = words_of_header(without_exporter(title))
+    plain = re.sub(rf"\b{objectives['around']}\b|%", " ", f"{words} {inside.lower()}")
+    name, of_valid = re.subn(rf"\b{_TOML['words']['valid']}\b", " ", plain)
+    name, of_test = re.subn(r"\btest\b", " ", name)
+    for direction in ("maximize", "minimize"):
+        if re.fullmatch(objectives[direction], " ".join(name.split())):
+            rank = 2 if of_test else 1
+            return (0 if of_valid and not of_test else rank), direction
+    return None
+
+
 def find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
     """Return the header of a metric, which is its name, apart from case and punctuation."""
     titles = [title for title in cells.header if title == metric]

@@ -14,7 +14,7 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.budgets import BudgetAnswer, answer_document
-from sweep.analysis.cells import LOSSES, match_header, short_text
+from sweep.analysis.cells import LOSSES, direction_of_header, match_header, short_text
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
@@ -38,8 +38,8 @@ DEFAULTS = {
 
 def answer(
     trials: pd.DataFrame | str | Path,
-    metric: str = "final_valid_loss",
-    direction: str = "minimize",
+    metric: str | None = None,
+    direction: str | None = None,
     tolerance: float | None = None,
     pursues: str = "auto",
     price: float | None = None,
@@ -52,7 +52,9 @@ def answer(
             metric, by the headers of docs/audit.md; also stage, policy, state, seconds_training,
             and the other columns of trials.csv if they are known. With a column target, the final
             loss is replaced by the tokens to the target.
-        direction: minimize or maximize.
+        metric: the column of the results, by default final_valid_loss or, without a loss, the only
+            other metric that a header names.
+        direction: minimize or maximize, by default that of the metric.
         tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
             for the tokens to a target a share of them, by default 0.05.
         pursues: what counts: tokens, time or steps; auto: time with a target or a
@@ -62,7 +64,7 @@ def answer(
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
     settings = _parse_settings(tolerance, pursues, price, question)
-    return _answer_table(read_one_table(source, metric), direction, settings)
+    return _answer_table(*_read_objective(source, metric, direction), settings)
 
 
 def _parse_settings(
@@ -76,8 +78,6 @@ def _parse_settings(
 
 def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Answer | None:
     tolerance = settings.tolerance
-    if direction not in ("minimize", "maximize"):
-        raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
     trials = _trials_of(table)
     metric = table.metric
     units = trials["loss_unit"].dropna().to_list()
@@ -165,7 +165,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
         "learning_rate must be a positive number": trials["learning_rate"] > 0,
         "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
         "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
-        "learning_rate must be equal in final trials of one policy and batch size": (
+        "learning_rate must be equal in final trials of a batch size (stage tune marks a search)": (
             is_tuning | (rate_counts <= 1)
         ),
         "seed must differ between final trials of one policy and batch size": (
@@ -239,8 +239,8 @@ Source = Path | Sequence[Mapping[str, Any]]  # a file or a folder, or rows by he
 
 def answer_of(
     source: Source,
-    metric: str,
-    direction: str,
+    metric: str | None,
+    direction: str | None,
     tolerance: float | None,
     pursues: str = "auto",
     price: float | None = None,
@@ -249,20 +249,49 @@ def answer_of(
     """Return the answer of a table of trials, of rows by header, or of a sweep folder."""
     settings = _parse_settings(tolerance, pursues, price, question)
     if not (isinstance(source, Path) and source.is_dir()):
-        table = _read_source(source, metric)
+        table, better = _read_objective(source, metric, direction)
     else:
         sweep = load_sweep(source, None if pursues == "auto" else pursues, price, question)
-        if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
+        usual = metric in (None, LOSS.name) and direction in (None, LOSS.direction)
+        if usual and tolerance is None:
             budgets = sweep.budgets if sweep.smaller else ()
             return TableAnswer(sweep.answer(), sweep.sentences(), [], budgets)
-        table = read_one_table(sweep.trials, metric)
+        table, better = _read_objective(sweep.trials, metric, direction)
         own = sweep.plan.settings.answer  # with the flags; its tolerance is of its own metric
         settings = own.model_copy(update={"tolerance": settings.tolerance})
-    return _describe_table(table, direction, settings)
+    return _describe_table(table, better, settings)
 
 
-def _read_source(source: Source, metric: str) -> Table:
-    if isinstance(source, Path):
+def _read_objective(
+    source: Source | pd.DataFrame, metric: str | None, direction: str | None
+) -> tuple[Table, str]:
+    """Read a table with its metric, and return the better direction of that.
+
+    By default it is the validation loss or, without a loss, the only other metric that a header
+    names, such as the accuracy of validation.
+
+    Raises:
+        SweepError: if several headers name one, or the direction is unknown.
+    """
+    table = _read_source(source, LOSS.name if metric is None else metric)
+    if metric is None and not any(name in table.titles for name in LOSSES):
+        named = {title: direction_of_header(title) for title in table.ignored}
+        ranks = {title: found[0] for title, found in named.items() if found is not None}
+        best = [title for title, rank in ranks.items() if rank == min(ranks.values())]
+        if len(best) > 1:
+            raise SweepError(f"a table must have one result, got {join(best)}. Choose by --metric.")
+        if best:
+            table = _read_source(source, best[0])
+    if direction is None:
+        found = direction_of_header(table.titles.get(table.metric, table.metric))
+        direction = LOSS.direction if found is None else found[1]
+    if direction not in ("minimize", "maximize"):
+        raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
+    return table, direction
+
+
+def _read_source(source: Source | pd.DataFrame, metric: str) -> Table:
+    if isinstance(source, Path | pd.DataFrame):
         return read_one_table(source, metric)
     return read_one_table(pd.DataFrame([dict(row) for row in source]), metric)
 
@@ -270,8 +299,8 @@ def _read_source(source: Source, metric: str) -> Table:
 def answers_by(
     source: Source,
     by: str,
-    metric: str,
-    direction: str,
+    metric: str | None,
+    direction: str | None,
     tolerance: float | None,
     pursues: str = "auto",
     price: float | None = None,
@@ -283,7 +312,7 @@ def answers_by(
         SweepError: if the table has no such column, or empty cells in it.
     """
     settings = _parse_settings(tolerance, pursues, price, question)
-    table = _read_source(source, metric)
+    table, better = _read_objective(source, metric, direction)
     header = match_header(by)
     column = by if header is None else header[0]
     if column not in PARTITIONS or column not in table.titles:
@@ -298,7 +327,7 @@ def answers_by(
     answers = {}
     for label in dict.fromkeys(labels):
         rows = table.rows[labels == label]
-        answers[label] = _describe_table(replace(table, rows=rows), direction, settings)
+        answers[label] = _describe_table(replace(table, rows=rows), better, settings)
     return answers
 
 

@@ -125,3 +125,20 @@ def test_a_table_of_two_models_is_refused_as_one(refuse, tmp_path):
     path.write_text(TABLE)
     assert "Answer each by itself: --by model" in refuse("answer", path)
     assert "--by must be a column of" in refuse("answer", path, "--by", "seed")
+
+
+@pytest.mark.parametrize(
+    ("header", "best"),
+    [("Valid Acc (Best)", 64), ("val_f1", 64), ("eval/perplexity", 16), ("metrics.val_mae", 16)],
+)
+def test_a_metric_that_is_named_has_its_direction(call, tmp_path, header, best):
+    path = tmp_path / "t.csv"
+    path.write_text(f"batch_size,lr,{header},Test Acc\n16,1e-3,0.80,0.9\n64,1e-3,0.90,0.8\n")
+    code, text = call("answer", path, "--json")
+    assert code == 0 and json.loads(text)["recommended"] == best
+
+
+def test_two_metrics_need_a_choice(refuse, tmp_path):
+    path = tmp_path.parent / "two.csv"
+    path.write_text("batch_size,lr,val_acc,val_f1\n16,1e-3,0.80,0.9\n64,1e-3,0.90,0.8\n")
+    assert "got val_acc and val_f1. Choose by --metric." in refuse("answer", path)

@@ -93,10 +93,8 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
     print_document(document, json)
 
 
-def _read_source(name: str) -> "tuple[Source, str, str]":
-    """Return what to answer from, and the metric and direction that it has by default."""
-    from sweep.config.objective import LOSS
-
+def _read_source(name: str) -> "tuple[Source, str | None, str | None]":
+    """Return what to answer from, and metric and direction if a study tells them."""
     kind, _, address = name.partition(":")
     if kind == "optuna":
         from sweep.orchestration.studies import read_study
@@ -106,8 +104,8 @@ def _read_source(name: str) -> "tuple[Source, str, str]":
     if kind == "mlflow":
         from sweep.tracking.runs import read_runs
 
-        return read_runs(address), LOSS.name, LOSS.direction
-    return Path(name), LOSS.name, LOSS.direction
+        return read_runs(address), None, None
+    return Path(name), None, None
 
 
 @click.command()
@@ -115,12 +113,12 @@ def _read_source(name: str) -> "tuple[Source, str, str]":
 @click.option(
     "--metric",
     metavar="COLUMN",
-    help="Result of a trial; by default final_valid_loss, or the objective of a study.",
+    help="Result of a trial; by default the validation loss, or the only metric that is named.",
 )
 @click.option(
     "--direction",
     type=click.Choice(["minimize", "maximize"]),
-    help="Of the metric; by default minimize, or that of a study.",
+    help="Of the metric; by default that of its name, such as accuracy, or minimize.",
 )
 @click.option("--tolerance", type=float, help="Good enough: so far from the best; see `run`.")
 @click.option(
@@ -166,11 +164,11 @@ def answer(
     from sweep.analysis.table_answer import answer_of, answers_by
     from sweep.cli.show import print_next
 
-    source, usual_metric, usual_direction = _read_source(table)
+    source, of_study, direction_of_study = _read_source(table)
     if metric is None:
-        metric = usual_metric
+        metric = of_study
     if direction is None:
-        direction = usual_direction
+        direction = direction_of_study
     if by is not None:
         answers = answers_by(source, by, metric, direction, tolerance, pursues, price, question)
         for note in next(iter(answers.values())).notes:
