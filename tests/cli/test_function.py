@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import nbclient
+import nbformat
 import pytest
 
 from sweep import SweepError, plan_sweep
@@ -153,3 +155,15 @@ def test_a_script_that_does_not_read_all_settings_is_refused(refuse, folder):
 )
 def test_what_a_function_cannot_do_is_refused_in_one_sentence(refuse, folder, words, problem):
     assert problem in refuse("run", *words, *RUN)
+
+
+@pytest.mark.slow
+def test_a_notebook_sweeps_a_function_that_it_has_written_to_a_file(folder):
+    settings = ", ".join(f"{name}={value!r}" for name, value in SETTINGS.items())
+    run = f"sweep.run_sweep(train=written.train, show_progress=False, out='out', {settings})"
+    cells = [f"%%writefile written.py\n{FUNCTION}", "import sweep, written", f"print({run})"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
+    printed = [output.get("text", "") for output in notebook.cells[2].outputs]
+    assert "<sweep out: 2 trials>\n" in printed
