@@ -58,6 +58,18 @@ COMMAND = (
     "python train.py --batch-size {batch_size} --lr {learning_rate} --steps {steps} --seed {seed} "
     "--log {log}"
 )
+# Without options, the script reads the values of its trial.
+READS_SETTINGS = """
+import os, sys
+
+if len(sys.argv) == 1:
+    import sweep
+
+    trial = sweep.settings()
+    for name in ("batch_size", "steps", "seed"):
+        sys.argv += ["--" + name.replace("_", "-"), str(getattr(trial, name))]
+    sys.argv += ["--lr", str(trial.learning_rate), "--log", os.environ["SWEEP_LOG"]]
+"""
 PROJECT = """
 import torch
 
@@ -227,7 +239,7 @@ def parse(words: list[str]) -> click.Context:
 def prepare(page: Path, files: Path, folder: Path) -> None:
     """Write the files that commands need, among them the code that pages show."""
     for name, text in {
-        "train.py": SCRIPT,
+        "train.py": READS_SETTINGS + SCRIPT,
         "my_project.py": PROJECT,
         "my_optimizer.py": OPTIMIZER,
         "smoothing.txt": "0.1",

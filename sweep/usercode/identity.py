@@ -49,8 +49,8 @@ class Sources:
 
 
 def is_command(name: str) -> bool:
-    """Return True for a command, and False for `module:object`."""
-    return re.fullmatch(r"[\w.]+:\w+", name) is None
+    """Return True for a command, with placeholders or several words; False for `module:object`."""
+    return "{" in name or len(name.split()) > 1
 
 
 def describe_objects(names: Iterable[str], code_folder: str | None = None) -> str:

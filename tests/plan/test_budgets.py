@@ -131,7 +131,7 @@ def test_batch_sizes_in_tokens_are_sequences(text, sizes):
 
 
 def test_tokens_that_are_no_whole_sequences_are_refused_with_the_nearest_ones():
-    with pytest.raises(SweepError, match=r"got 1000\. Write 768 or 1024"):
+    with pytest.raises(SweepError, match=r"got 1000\. Write 768tok or 1024tok"):
         batches_in_sequences("1ktok", tokens_per_sequence=256)
     with pytest.raises(SweepError, match="examples"):
         batches_in_sequences("1ktok", tokens_per_sequence=1)

@@ -273,10 +273,12 @@ def test_no_command_is_proposed_whose_steps_do_not_fit(microbatch):
 
 
 def test_a_tuning_budget_below_a_step_is_refused_by_its_name():
-    with pytest.raises(SweepError, match=r"tuning\.budget must .* 8, got 100\. .*budget 512"):
+    with pytest.raises(
+        SweepError, match=r"tuning\.budget must .* 8 \(512 tokens\), got 100\. .*budget 512"
+    ):
         make(lr="tuned", tuning={"budget": 100})
     old = make(lr="tuned", tuning={"budget": 600})
-    with pytest.raises(SweepError, match=r"tuning\.budget must .* size 16, got 600"):
+    with pytest.raises(SweepError, match=r"tuning\.budget must .* size 16 \(1024 tokens\), got 600"):
         make(lr="tuned", tuning={"budget": 600}, batches="16", old=old)
 
 

@@ -129,5 +129,5 @@ def command_seed(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
     remedy="Report `examples` or `tokens` in the lines, so that a wrong count is noticed.",
 )
 def command_counts(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
-    """Never fails: a training with a wrong count of examples or tokens ends at once."""
+    """Fail if it reports another count of examples or tokens than planned, which also ends it."""
     return verdicts.read("command_counts")
