@@ -286,9 +286,15 @@ def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
     least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
     if len(optima) < least:
         problems = [
-            f"A law needs at least {least} budgets whose best batch size lies inside those tried; "
-            f"there are {len(optima)}."
+            f"A law needs at least {least} budgets whose best batch size lies inside those tried, "
+            f"with its interval; there are {len(optima)}."
         ]
+        unsure = [each for each in own if each.budget.best.value and each.optimum is None]
+        if unsure:
+            problems.append(
+                f"At {len(unsure)} of {len(own)} budgets the best one lies inside, but its "
+                "interval reaches an end. More seeds narrow it."
+            )
         at_one = [each for each in own if each.is_best_one]
         if at_one:
             problems.append(

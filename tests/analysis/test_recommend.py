@@ -129,6 +129,13 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
     assert lines[1].startswith("At 1.02M tokens `sweep answer` recommends batch size ")
 
 
+def test_noise_that_leaves_the_best_batch_size_open_is_named_as_the_reason(tmp_path):
+    folders = [write_budget(tmp_path / f"s{n}", n, noise=0.03, seeds=3) for n in BUDGETS[:3]]
+    answer = recommend(folders, 4 * BUDGETS[2] * SEQUENCE)
+    assert answer.batch_size_tokens["value"] is None
+    assert any("More seeds narrow it." in reason for reason in answer.reasons)
+
+
 def test_a_growth_that_is_not_known_gives_no_range(tmp_path):
     def erratic(sequences, size):
         scale = {1000: 50, 4000: 1000, 16_000: 100}[sequences]

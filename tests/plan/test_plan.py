@@ -278,7 +278,9 @@ def test_a_tuning_budget_below_a_step_is_refused_by_its_name():
     ):
         make(lr="tuned", tuning={"budget": 100})
     old = make(lr="tuned", tuning={"budget": 600})
-    with pytest.raises(SweepError, match=r"tuning\.budget must .* size 16 \(1024 tokens\), got 600"):
+    with pytest.raises(
+        SweepError, match=r"tuning\.budget must .* size 16 \(1024 tokens\), got 600"
+    ):
         make(lr="tuned", tuning={"budget": 600}, batches="16", old=old)
 
 
