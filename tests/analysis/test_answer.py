@@ -130,7 +130,10 @@ def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written)
     [
         (lambda t: t.drop(columns="seed"), "column seed"),
         (lambda t: t.drop(columns="final_valid_loss"), "column final_valid_loss"),
-        (lambda t: t.assign(stage="train"), "got stage .its cells are neither final nor tune, such as train"),
+        (
+            lambda t: t.assign(stage="train"),
+            "got stage .its cells are neither final nor tune, such as train",
+        ),
         (lambda t: t.assign(stage=t["stage"].replace("final", "train")), "row 5 .its stage is"),
         (lambda t: t.assign(policy=None), "policy must be a name"),
         (
