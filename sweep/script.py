@@ -9,16 +9,17 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-VALID = ("valid", "val", "validation", "eval", "evaluation", "dev")  # groups of metrics, as
-TRAIN = ("train", "training")  # libraries name them
-# Values that trainers log about the training itself.
+# What libraries call the metrics of validation and of training.
+VALID = ("valid", "val", "validation", "eval", "evaluation", "dev")
+TRAIN = ("train", "training")
+# Values that trainers log about the training itself, and Lightning's metrics of single batches.
 NOT_METRICS = re.compile(
-    r"(.*_)?(num_tokens|num_input_tokens_seen|epoch|step|steps|global_step|runtime|total_flos|lr|learning_rate"
-    r"|(samples|steps|tokens|examples)_per_second|model_preparation_time)"
+    r"(.*_)?(num_tokens|num_input_tokens_seen|steps?|runtime|model_preparation_time|total_flos"
+    r"|lr|learning_rate|(samples|steps|tokens|examples)_per_second)|epoch"
 )
 
 
@@ -26,15 +27,15 @@ NOT_METRICS = re.compile(
 class Trial:
     """The values of a trial, which a training must use."""
 
-    batch_size: int  # sequences, or examples, of an optimizer step over all devices
-    microbatch_size: int  # of one forward and backward pass, per device
-    accumulation: int  # microbatches of a step, per device
+    batch_size: int  # sequences, or examples, per optimizer step over all devices
+    microbatch_size: int  # sequences per device and forward-backward
+    accumulation: int  # microbatches per step and device
     steps: int  # optimizer steps
-    tokens: int  # of the training
+    tokens: int  # training tokens
     examples: int  # the same in sequences, or examples
     learning_rate: float  # peak
     final_learning_rate: float  # after the last step
-    warmup_steps: int  # of rising learning rate
+    warmup_steps: int  # steps with a rising learning rate
     weight_decay: float
     beta2: float
     seed: int
@@ -51,8 +52,11 @@ class Trial:
 
 def settings() -> Trial | None:
     """Return the values of this trial; None unless `sweep` started the script."""
-    values = os.environ.get("SWEEP_TRIAL")
-    return Trial(**json.loads(values)) if values else None
+    text = os.environ.get("SWEEP_TRIAL")
+    if not text:
+        return None
+    values = json.loads(text)
+    return Trial(**{field.name: values[field.name] for field in fields(Trial)})
 
 
 def log(metrics: Mapping[str, Any] | None = None, /, *, step: int, **values: Any) -> None:
@@ -72,10 +76,12 @@ def log(metrics: Mapping[str, Any] | None = None, /, *, step: int, **values: Any
 def metric_name(name: str) -> str | None:
     """Return a library's name of a metric as `sweep` names it; None if it is no metric.
 
-    `eval_loss`, `val/loss`, `Loss/valid` and `validation loss` are `valid/loss`; `loss` and other
-    names without such a part are those of the training, `train/loss`.
+    `eval_loss`, `val/loss`, `Loss/valid` and Lightning's `val_loss_epoch` are `valid/loss`; `loss`
+    and other names without such a part are those of the training, `train/loss`.
     """
     words = [word for word in re.split(r"[^A-Za-z0-9]+", name.lower()) if word]
+    if len(words) > 1 and words[-1] == "epoch":
+        words.pop()
     if not words or NOT_METRICS.fullmatch("_".join(words)):
         return None
     for group, names in (("valid", VALID), ("train", TRAIN)):
@@ -136,7 +142,7 @@ def _trainer_callback() -> Any:
         """Reports what a Trainer of transformers or TRL logs: its losses and evaluations."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            is_summary = "train_runtime" in (logs or {})  # of the whole training, after its end
+            is_summary = "train_runtime" in (logs or {})  # means over the training, after its end
             if logs and state.is_world_process_zero and not is_summary:
                 metrics = named_metrics(logs)
                 if metrics:
@@ -156,8 +162,8 @@ def _lightning_callback() -> Any:
         """Reports the loss of each step and what a module logs while it is validated."""
 
         def __init__(self) -> None:
-            self.loss = 0.0  # of the microbatches since the last step
-            self.step = 0  # the last one that was reported
+            self.loss = 0.0  # sum over the microbatches since the last step
+            self.step = 0  # the newest one
 
         def on_train_batch_end(
             self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -358,7 +358,7 @@ def _remarks(headers: Mapping[str, Header], measured: str | None) -> list[str]:
 
 
 def _remark_on_commas(texts: Mapping[str, Sequence[str]], measured: str | None) -> list[str]:
-    """Say that commas are read as those of decimals, with a cell, if there is any."""
+    """Return the remark that commas are read as decimal commas, with a cell, if any has one."""
     names = sorted((name for name in texts if not is_text(name)), key=lambda name: name != measured)
     for cell in chain.from_iterable(texts[name] for name in names):
         if may_be_decimal_comma(cell):

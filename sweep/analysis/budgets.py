@@ -14,11 +14,11 @@ from numpy.polynomial import Polynomial
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import BatchSizeAnswer
-from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.law import DEVIATIONS, Optimum
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Floats, PossibleCurves, possible_curves
 from sweep.decision.decision import Decision, Flags
+from sweep.plan.course import repeats_too_often
 
 LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
 
@@ -51,7 +51,7 @@ class BudgetAnswer:
     @property
     def is_repetitive(self) -> bool:
         """Whether the data are known to be repeated so often that no law includes the budget."""
-        return self.epochs is not None and self.epochs > MOST_EPOCHS
+        return repeats_too_often(self.epochs)
 
     def optimum(self, unit: int = 1, parameters: float | None = None) -> Optimum | None:
         """Return the best batch size as a point of a law; None at an edge, or if it is not bounded.

@@ -25,7 +25,6 @@ from sweep.analysis.checks import (
     single_seed,
     tokens_differ,
 )
-from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.law import LEAST_BUDGETS
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.times import misses_budget, read_trial_time
@@ -50,7 +49,13 @@ from sweep.decision.proposal import (
 from sweep.decision.trials import TrialRecord, compared_value, parse_end
 from sweep.errors import SweepError
 from sweep.plan.commands import parse_command
-from sweep.plan.course import Course, common_budget, tokens_per_trial
+from sweep.plan.course import (
+    MOST_EPOCHS,
+    Course,
+    common_budget,
+    repeats_too_often,
+    tokens_per_trial,
+)
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.plan.policies import LEAST_SEEDS, parse_policy
 from sweep.plan.rate_search import EXTENSIONS, ROUNDING
@@ -244,7 +249,7 @@ def _powers_of_budgets(epochs: float | None) -> range:
     """
     first = 0
     if epochs is not None and epochs > 0:
-        if epochs > MOST_EPOCHS:
+        if repeats_too_often(epochs):
             return range(0)
         more = math.floor(math.log(MOST_EPOCHS / epochs) / math.log(BUDGET_FACTOR))
         first = min(0, more + 1 - LEAST_BUDGETS)

@@ -12,7 +12,6 @@ from scipy.special import stdtrit
 from sweep.analysis.answer_data import join
 from sweep.analysis.budget_laws import law_of_range
 from sweep.analysis.budgets import BudgetAnswer
-from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.law import (
     LEAST_BUDGETS,
     LEAST_MODELS,
@@ -27,6 +26,7 @@ from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.numbers import format_count
 from sweep.decision.decision import ALPHA
 from sweep.errors import SweepError
+from sweep.plan.course import MOST_EPOCHS
 from sweep.plan.policies import parse_policy
 
 PROVISIONAL_FACTOR = 10.0  # beyond the largest budget or model

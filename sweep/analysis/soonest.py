@@ -12,7 +12,6 @@ import numpy as np
 
 from sweep.analysis.answer import Comparison, SoonestOfBudgets, decide_trials
 from sweep.analysis.answer_data import Side, join
-from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.analysis.sides import LogTimeRatios, unknown_side
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.numbers import format_count
@@ -20,6 +19,7 @@ from sweep.config.objective import LOSS
 from sweep.decision.decision import LOOKS, Decision, critical_values
 from sweep.decision.equal_amounts import ERROR
 from sweep.decision.soonest import Bounded, log_tokens_to_loss
+from sweep.plan.course import MOST_EPOCHS, repeats_too_often
 
 # Parts of the error of losses: both budgets, and the change of the reference between them.
 PARTS = 3
@@ -131,7 +131,7 @@ def _problem(smaller: AtBudget, larger: AtBudget, reference: int) -> str:
     """Return why no batch size can be named; "" if one can."""
     if larger.comparison.optimizer:
         return "several optimizers are not compared over budgets"
-    if larger.epochs is not None and larger.epochs > MOST_EPOCHS:
+    if repeats_too_often(larger.epochs):
         return f"the largest budget has over {MOST_EPOCHS} epochs of the data"
     for budget in (smaller, larger):
         index = budget.sizes.index(reference) if reference in budget.sizes else None

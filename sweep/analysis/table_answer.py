@@ -14,7 +14,7 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_one_table
 from sweep.analysis.budgets import BudgetAnswer, answer_document
-from sweep.analysis.cells import LOSSES, direction_of_header, match_header, short_text
+from sweep.analysis.cells import LOSSES, STATES, direction_of_header, match_header, short_text
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
@@ -63,13 +63,14 @@ def answer(
         question: `decided` is about one batch size to use (which), or about all of them (order).
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
-    settings = _parse_settings(tolerance, pursues, price, question)
+    settings = parse_answer_settings(tolerance, pursues, price, question)
     return _answer_table(*_read_objective(source, metric, direction), settings)
 
 
-def _parse_settings(
+def parse_answer_settings(
     tolerance: float | None, pursues: str, price: float | None, question: str | None
 ) -> AnswerSettings:
+    """Return what is asked of a table, with the arguments of `answer`."""
     fields = {"tolerance": tolerance, "pursues": pursues, "price": price}
     if question is not None:
         fields["question"] = question
@@ -100,10 +101,10 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
         return None
     answered = result.answer
 
-    size = f"The tolerance of {compared.tolerance:g}"
     assumed = _assumptions(table)
     if assumed:
         answered = replace(answered, scope=f"{answered.scope} {assumed}")
+    size = f"The tolerance of {compared.tolerance:g}"
     if not is_loss:
         scope = f"{answered.scope} {size} is in the unit of {short_text(metric)}."
         answered = replace(answered, scope=scope)
@@ -193,16 +194,16 @@ def _trials_of(table: Table) -> pd.DataFrame:
 
 def _has_repetitions(table: Table) -> bool:
     """Return True if a batch size has several rows in which nothing differs but the result."""
-    keys = [
-        name for name in ("stage", "policy", "batch_size", "learning_rate") if name in table.rows
-    ]
-    return bool(table.rows.duplicated(keys).any())
+    keys = ("stage", "policy", "optimizer", "batch_size", "learning_rate")
+    return bool(table.rows.duplicated([name for name in keys if name in table.rows]).any())
 
 
 def _defaults_of(table: Table) -> list[str]:
     """Return the columns that the table lacks, and that have a default."""
-    titles = {name: "status" if name == "state" else name for name in DEFAULTS}
-    return [name for name, title in titles.items() if title not in table.titles]
+    present = {*table.titles}
+    if not present.isdisjoint(STATES):
+        present.add("state")
+    return [name for name in DEFAULTS if name not in present]
 
 
 def _assumptions(table: Table) -> str:
@@ -210,9 +211,7 @@ def _assumptions(table: Table) -> str:
     words = [DEFAULTS[name][1] for name in _defaults_of(table)]
     if "seed" not in table.titles:
         words.append("each batch size has one seed")
-    if not words:
-        return ""
-    return f"Because the table has no such columns, it is taken that {join(words)}."
+    return f"As the table has no columns for it, it is taken that {join(words)}." if words else ""
 
 
 def _write_cell(cell: object) -> str:
@@ -247,7 +246,7 @@ def answer_of(
     question: str | None = None,
 ) -> TableAnswer:
     """Return the answer of a table of trials, of rows by header, or of a sweep folder."""
-    settings = _parse_settings(tolerance, pursues, price, question)
+    settings = parse_answer_settings(tolerance, pursues, price, question)
     if not (isinstance(source, Path) and source.is_dir()):
         table, better = _read_objective(source, metric, direction)
     else:
@@ -297,21 +296,20 @@ def _read_source(source: Source | pd.DataFrame, metric: str) -> Table:
 
 
 def answers_by(
-    source: Source,
-    by: str,
-    metric: str | None,
-    direction: str | None,
-    tolerance: float | None,
-    pursues: str = "auto",
-    price: float | None = None,
-    question: str | None = None,
-) -> dict[str, TableAnswer]:
-    """Return the answer of each part of a table, by its value in a column such as model.
+    source: Source, by: str, metric: str | None, direction: str | None, settings: AnswerSettings
+) -> tuple[dict[str, TableAnswer], list[str]]:
+    """Return the answer of each part of a table, and what was read of the whole.
+
+    Args:
+        source: the table.
+        by: a column such as model, whose values tell the parts apart.
+        metric: as in `answer`.
+        direction: as in `answer`.
+        settings: of the answers.
 
     Raises:
         SweepError: if the table has no such column, or empty cells in it.
     """
-    settings = _parse_settings(tolerance, pursues, price, question)
     table, better = _read_objective(source, metric, direction)
     header = match_header(by)
     column = by if header is None else header[0]
@@ -321,14 +319,13 @@ def answers_by(
         raise SweepError(
             f"--by must be a column of {', '.join(PARTITIONS)}, got {by!r}; the table has {has}."
         )
-    labels = table.rows[column].map(_write_cell)
-    if (labels == "").any():
+    cells = table.rows[column]
+    if (cells.isna() | (cells == "")).any():
         raise SweepError(f"{table.titles[column]} must be given in each row. Add it.")
     answers = {}
-    for label in dict.fromkeys(labels):
-        rows = table.rows[labels == label]
-        answers[label] = _describe_table(replace(table, rows=rows), better, settings)
-    return answers
+    for label, rows in table.rows.groupby(cells.map(_write_cell), sort=False):
+        answers[str(label)] = _describe_table(replace(table, rows=rows), better, settings)
+    return answers, table.notes
 
 
 def _describe_table(table: Table, direction: str, settings: AnswerSettings) -> TableAnswer:

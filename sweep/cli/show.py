@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.table import Table
 from rich.text import Text
 
-from sweep.analysis.checks.trials import MOST_EPOCHS
 from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
@@ -24,6 +23,7 @@ from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned, whole_plan
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
+from sweep.plan.course import MOST_EPOCHS, repeats_too_often
 from sweep.plan.needs import settings_without_effect
 from sweep.plan.plan import Plan, PlannedTrial, stages_of
 from sweep.plan.policies import describe_policy
@@ -115,7 +115,7 @@ def _about_budgets(
     repetitive = [
         format_count(planned.plan.budget_tokens)
         for planned in plans
-        if planned.plan.epochs is not None and planned.plan.epochs > MOST_EPOCHS
+        if repeats_too_often(planned.plan.epochs)
     ]
     if repetitive:
         lines.append(

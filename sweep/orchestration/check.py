@@ -139,7 +139,7 @@ class _Trainings:
         return status, f"{text}, {metric} at step {step}."
 
     def count_examples(self) -> tuple[str, str]:
-        """Tell whether the program counts what it trains on; a wrong count ends a training."""
+        """Return whether the program reports counts. A wrong count would have ended a training."""
         lines = map(load_json, _reported(self.trial))
         names = {name for line in lines for name in ("examples", "tokens") if name in line}
         if not names:
@@ -172,17 +172,13 @@ class _Trainings:
         return status, f"{story}. {evidence}"
 
 
-# Folders of the trainings that differ from the first one in a value, with their checks.
-VARIED = {
-    "larger": "command_batch_size",
-    "faster": "command_learning_rate",
-    "longer": "command_steps",
-    "reseeded": "command_seed",
-}
+# Folders of the trainings that differ from the first one in a value.
+VARIED = ("larger", "faster", "longer", "reseeded")
+NEEDS_LARGER = "NOT APPLICABLE", "That needs two batch sizes above 1. Name more --batches."
 
 
 class _Variations:
-    """Trainings with another batch size, rate, number of steps or seed, which must differ."""
+    """Trainings with another batch size, rate, length or seed, whose losses must differ."""
 
     def __init__(self, trainings: _Trainings, repeats: bool) -> None:
         self.trainings = trainings
@@ -192,32 +188,33 @@ class _Variations:
     def verdicts(self) -> dict[str, tuple[str, str]]:
         row = self.trainings.row
         assert row.learning_rate is not None, "the rate is fixed"
-        larger = [size for size in self.trainings.batches if size > row.batch_size]
-        changes: dict[str, dict[str, Any]] = {
-            "faster": {"lr": repr(2 * row.learning_rate)},
-            "longer": {"budget": 2 * row.tokens},
-            "reseeded": {"seeds": 2},
-        }
-        if larger:
-            budget = row.tokens // row.batch_size * larger[0]
-            changes["larger"] = {"batches": (larger[0],), "budget": budget}
+        faster, _ = self._judge("faster", lr=repr(2 * row.learning_rate))
+        longer, _ = self._judge("longer", budget=2 * row.tokens)
+        reseeded, of_seed = self._judge("reseeded", seeds=2)
+        if of_seed is not None:
+            self._compare_seeds(of_seed)
 
-        verdicts = {}
-        validation = "NOT APPLICABLE", "That needs two batch sizes above 1. Name more --batches."
-        for name, code in VARIED.items():
-            if name not in changes:
-                verdicts[code] = validation
-                continue
-            losses, problem = self._train(name, changes[name])
-            if losses is None:
-                verdicts[code] = "FAIL", problem
-            else:
-                verdicts[code] = self._must_differ(losses)
-            if losses is not None and name == "larger":
-                validation = self._must_agree(losses, larger[0])
-            if losses is not None and name == "reseeded":
-                self._compare_seeds(losses)
-        return {**verdicts, "command_validation": validation}
+        larger = validation = NEEDS_LARGER
+        size = min((size for size in self.trainings.batches if size > row.batch_size), default=None)
+        if size is not None:
+            budget = row.tokens // row.batch_size * size
+            larger, of_size = self._judge("larger", batches=(size,), budget=budget)
+            if of_size is not None:
+                validation = self._must_agree(of_size, size)
+        return {
+            "command_validation": validation,
+            "command_batch_size": larger,
+            "command_learning_rate": faster,
+            "command_steps": longer,
+            "command_seed": reseeded,
+        }
+
+    def _judge(self, name: str, **changes: Any) -> tuple[tuple[str, str], Losses | None]:
+        """Train with other values of some settings; return whether they count, and the losses."""
+        losses, problem = self._train(name, changes)
+        if losses is None:
+            return ("FAIL", problem), None
+        return self._must_differ(losses), losses
 
     def _train(self, name: str, changes: dict[str, Any]) -> tuple[Losses | None, str]:
         request = self.trainings.request

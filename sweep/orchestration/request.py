@@ -19,7 +19,7 @@ from sweep.plan.needs import refuse_without_effect
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import SweepFolder
 from sweep.usercode.identity import describe_objects, names_of_user
-from sweep.usercode.objects import main_file, object_name, refuse_nested_sweep
+from sweep.usercode.objects import object_name, refuse_nested_sweep, script_of
 
 LOG = logging.getLogger(__name__)
 
@@ -101,13 +101,9 @@ def read_request(
 
 def _folder_of_script(values: Mapping[str, Any]) -> str | None:
     """Return the folder of the script that runs if it defines a value; None for the current one."""
-    file = main_file()
-    is_of_script = any(
-        callable(value) and value.__module__ == "__main__" for value in values.values()
-    )
-    if file is None or not is_of_script or file.parent == Path.cwd():
-        return None
-    return str(file.parent)
+    scripts = [script_of(value) for value in values.values() if callable(value)]
+    folders = {script.parent for script in scripts if script is not None} - {Path.cwd()}
+    return str(folders.pop()) if folders else None
 
 
 def announce_code(names: Sequence[str], code_folder: str | None, is_refused: bool) -> None:

@@ -11,6 +11,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
 MOST_TOKEN_RATIO = 1.01  # largest ratio of tokens at which losses are compared
+MOST_EPOCHS = 4  # above which repeated data change the losses and the best batch size
 EVALUATIONS = 20  # of a training that is told how often to evaluate, about; at most twice as many
 
 
@@ -108,6 +109,11 @@ def steps_within(seconds: float, seconds_per_step: float, batch_size: int) -> in
             "or leave this batch size out."
         )
     return steps
+
+
+def repeats_too_often(epochs: float | None) -> bool:
+    """Return True if the data are known to be repeated more often than a comparison allows."""
+    return epochs is not None and epochs > MOST_EPOCHS
 
 
 def are_close(tokens: Collection[float]) -> bool:

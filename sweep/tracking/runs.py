@@ -31,6 +31,8 @@ def read_runs(address: str) -> list[dict[str, Any]]:
         client = connect(uri)
         experiment = find_experiment(client, without_password(uri), name)
         runs = client.search_runs([experiment], max_results=MOST_RUNS)
+    if runs.token:
+        raise SweepError(f"an experiment must have at most {MOST_RUNS} runs, got more in {name!r}.")
     rows = []
     for run in runs:
         row: dict[str, Any] = {"run_id": run.info.run_id, "status": run.info.status}

@@ -6,31 +6,14 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from sweep.errors import SweepError, cut, did_you_mean
+from sweep.script import Trial
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
-PLACEHOLDERS = (
-    "batch_size",
-    "learning_rate",
-    "final_learning_rate",
-    "steps",
-    "eval_steps",
-    "epochs",
-    "warmup_steps",
-    "tokens",
-    "examples",
-    "seed",
-    "log",
-    "folder",
-    "resume",
-    "microbatch_size",
-    "accumulation",
-    "beta2",
-    "weight_decay",
-    "device",
-)
+PLACEHOLDERS = (*(field.name for field in fields(Trial)), "log")
 # A command must receive one of each of these.
 NEEDED = (("batch_size",), ("learning_rate",), ("seed",), ("steps", "tokens", "examples", "epochs"))
 # Functions of sweep/script.py by which a script reads the values of its trial.

@@ -49,8 +49,8 @@ class Sources:
 
 
 def is_command(name: str) -> bool:
-    """Return True for a command, with placeholders or several words; False for `module:object`."""
-    return "{" in name or len(name.split()) > 1
+    """Return True for a command: it has placeholders, several words or a path; no object has."""
+    return re.search(r"[{/\s]", name) is not None
 
 
 def describe_objects(names: Iterable[str], code_folder: str | None = None) -> str:

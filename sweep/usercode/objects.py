@@ -8,6 +8,7 @@ library. Only the processes of an experiment search its folder; the caller's `sy
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
@@ -98,7 +99,7 @@ def object_name(value: Any) -> str:
     """
     module = value.__module__
     if module == "__main__":
-        file = main_file()
+        file = script_of(value)
         if file is None:
             raise SweepError(
                 f"functions and classes must be importable, got {value.__qualname__} of this "
@@ -112,10 +113,15 @@ def object_name(value: Any) -> str:
     raise SweepError(f"{problem}. Put it at the top level of a module.")
 
 
-def main_file() -> Path | None:
-    """Return the file of the script that runs; None in a notebook or an interactive session."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return None if file is None else Path(file).absolute()
+def script_of(value: Any) -> Path | None:
+    """Return the file of the script that runs and defines an object; None if there is none."""
+    if getattr(value, "__module__", None) != "__main__":
+        return None
+    try:
+        file = Path(inspect.getfile(value)).absolute()
+    except (TypeError, OSError):  # a class of an interactive session
+        return None
+    return file if file.is_file() else None
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:

@@ -94,6 +94,11 @@ except SystemExit as end:
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert loaded - sys.stdlib_module_names == {"click", "sweep"}, loaded
 """
+PLAN = """
+import sys
+import sweep.cli.show
+assert sys.modules.keys().isdisjoint({"torch", "pandas", "matplotlib", "scipy", "mlflow"})
+"""
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git knows which files are tracked")
@@ -104,7 +109,7 @@ def test_the_top_level_has_exactly_the_entries_of_the_design() -> None:
     assert entries - settings_of_tools == TOP_LEVEL
 
 
-@pytest.mark.parametrize("program", [WORKER, HELP], ids=["worker", "help"])
+@pytest.mark.parametrize("program", [WORKER, HELP, PLAN], ids=["worker", "help", "plan"])
 def test_a_worker_and_the_help_import_only_what_the_design_allows(program: str) -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from sweep.analysis.checks.table import TrialTable, tokens_of_a_step
 from sweep.analysis.tables import read_execution
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.errors import cut
-from sweep.plan.course import MOST_TOKEN_RATIO
+from sweep.plan.course import MOST_EPOCHS, MOST_TOKEN_RATIO
 from sweep.plan.policies import LEAST_SEEDS
 from sweep.trial.status import State
 
@@ -26,7 +26,6 @@ MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 LEAST_THROUGHPUT = 0.6  # as a share of the sequences per second at a smaller batch size
-MOST_EPOCHS = 4  # above which repeated data change the losses and the best batch size
 MOST_INITIAL_MISFIT = 0.25  # nats; random logits add up to about 0.15
 MOST_STATUS_CHARACTERS = 40
 

@@ -161,7 +161,7 @@ def answer(
     as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
-    from sweep.analysis.table_answer import answer_of, answers_by
+    from sweep.analysis.table_answer import answer_of, answers_by, parse_answer_settings
     from sweep.cli.show import print_next
 
     source, of_study, direction_of_study = _read_source(table)
@@ -170,8 +170,9 @@ def answer(
     if direction is None:
         direction = direction_of_study
     if by is not None:
-        answers = answers_by(source, by, metric, direction, tolerance, pursues, price, question)
-        for note in next(iter(answers.values())).notes:
+        settings = parse_answer_settings(tolerance, pursues, price, question)
+        answers, notes = answers_by(source, by, metric, direction, settings)
+        for note in notes:
             echo(note, err=True)
         if json:
             print_document({label: part.document() for label, part in answers.items()})
