@@ -19,7 +19,7 @@ from sweep.config.numbers import format_count
 from sweep.decision.curves import Floats
 from sweep.plan.plan import Plan
 
-EXCESS_TOKENS = 0.2  # more tokens than the best batch size, of one whose growth is told
+EXCESS_TOKENS = 0.2  # share of tokens that a larger batch size needs in addition
 SMALLEST_POWER = 1e-6  # α of the losses over tokens that are tried
 LARGEST_POWER = 10.0
 
@@ -160,7 +160,7 @@ def describe_growth(growth: Growth, largest: BudgetAnswer, unit: str) -> list[st
     Args:
         growth: the laws.
         largest: the largest budget.
-        unit: of the budgets.
+        unit: what the budgets count, tokens or examples.
     """
     close = largest.answer.compared.write(largest.answer.tolerance)
     laws = {

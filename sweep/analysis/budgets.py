@@ -45,7 +45,7 @@ class BudgetAnswer:
     best: BestBatchSize
     loss: float  # the least over batch sizes, estimated at the best rates; less is better
     loss_error: float  # half the width of its 95 % interval, about
-    epochs: float | None  # of the data; None: not known
+    epochs: float | None  # passes over the data; None: not known
     answer: Answer
 
     @property
@@ -228,7 +228,7 @@ def end_of_range(
 
     Args:
         sizes: the batch sizes, ascending.
-        losses: of these; less is better.
+        losses: one for each batch size; less is better.
         margin: the difference of losses.
         step: 1 for the largest batch size, −1 for the smallest.
     """

@@ -261,9 +261,9 @@ def _write_budget(plan: Plan, changes: Mapping[str, Any], tokens: int, factor: f
 
     Args:
         plan: the sweep.
-        changes: of its command.
+        changes: flags of its command that get other values.
         tokens: the sweep's budget.
-        factor: of the wanted budget.
+        factor: the wanted budget over the present one.
 
     Raises:
         SweepError: if it would be refused, by itself in another folder.
@@ -312,7 +312,7 @@ def command_for_model(sweep: SweepTables, larger_than: float) -> str | None:
     """Return the command that sweeps a larger model at the same budgets; None if there is none.
 
     Args:
-        sweep: of a shipped model, with tokens as budgets.
+        sweep: one with a shipped model and budgets of tokens.
         larger_than: parameters without embeddings, of the largest model that has been swept.
     """
     plan = sweep.plan

@@ -71,7 +71,7 @@ def recommend(
 
     Args:
         folders: of sweeps, with one or several budgets each.
-        tokens: of the training.
+        tokens: what the training takes.
         params: of its model, without embeddings; by default those of the sweeps.
 
     Raises:
@@ -336,10 +336,10 @@ def _batch_size(
 
     Args:
         own: the budgets, ascending.
-        law: of the best batch size; None: not known.
-        law_within: of the largest batch size within the tolerance, which counts without the law.
-        tokens: of the training.
-        size: of its model.
+        law: how the best batch size grows; None: not known.
+        law_within: how the largest batch size within the tolerance grows, if there is no law.
+        tokens: what the training takes.
+        size: its model size.
     """
     grows = law if law is not None else law_within
     if grows is None:
@@ -381,8 +381,8 @@ def _range_by_growth(own: Sequence[Measured], law: Law, tokens: int) -> tuple[fl
 
     Args:
         own: the budgets, ascending.
-        law: of that largest batch size.
-        tokens: of the training.
+        law: how that largest batch size grows.
+        tokens: what the training takes.
     """
     unit = own[-1].tokens_per_sequence
     largest = law.at(tokens).value * unit

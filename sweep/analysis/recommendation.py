@@ -26,7 +26,7 @@ class Recommendation:
     learning_rate: dict[str, Any]  # value and interval
     weight_decay: float | None
     adam_beta2: float | None
-    # of this, kept and published, as values of the metric; null unless budgets bracket it
+    # by choice (this, kept, published), in the unit of the metric; null unless budgets bracket it
     regret: dict[str, float | None]
     cap: str | None  # a sentence, if the training is too far from what was measured
     measured_up_to: int | None  # tokens of the largest budget; null without a sweep
@@ -35,7 +35,7 @@ class Recommendation:
     factor_beyond: float | None
     provisional: bool
     reasons: list[str]  # why it is provisional, or why there is no number, sentences
-    tokens_per_sequence: int | None  # of the sweeps; null without one
+    tokens_per_sequence: int | None  # in the sweeps; null without one
     published: list[Published]
     settle: str | None  # the command of the next budget towards the training
     settle_seconds: float | None

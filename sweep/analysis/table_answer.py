@@ -305,7 +305,7 @@ def answers_by(
         by: a column such as model, whose values tell the parts apart.
         metric: as in `answer`.
         direction: as in `answer`.
-        settings: of the answers.
+        settings: what is asked.
 
     Raises:
         SweepError: if the table has no such column, or empty cells in it.

@@ -42,7 +42,7 @@ class Decision:
     # over seeds, moderated by that of the quieter batch sizes; NaN if it is not known, (..., k)
     variance: Floats
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
-    # of these differences over common seeds; NaN below two, (..., k, k)
+    # over common seeds, for each of these differences; NaN below two, (..., k, k)
     variance_of_difference: Floats
     half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned

@@ -98,10 +98,10 @@ class _Trainings:
         """Train in a folder of this name; kill the command once it has reported so many lines.
 
         Args:
-            name: of the folder.
-            most_lines: that are reported before it is killed.
+            name: what the folder is called.
+            most_lines: after which it is killed.
             plan: whose last trial is trained; by default that of the first training.
-            changes: of the trial's status.
+            changes: fields of the trial's status that get other values.
         """
         if plan is None:
             plan = self.plan

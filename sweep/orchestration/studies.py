@@ -36,7 +36,7 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
         study = optuna.load_study(study_name=name, storage=storage)
         directions = study.directions
         trials = study.get_trials(deepcopy=False)
-    except Exception as error:  # of any database
+    except Exception as error:  # databases have errors of their own
         raise SweepError(
             f"{without_secrets(place)} must hold the study {name!r} ({describe_error(error)}). "
             f"Name storage and study: {EXAMPLE}."

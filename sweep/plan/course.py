@@ -12,7 +12,7 @@ from sweep.errors import SweepError
 
 MOST_TOKEN_RATIO = 1.01  # largest ratio of tokens at which losses are compared
 MOST_EPOCHS = 4  # above which repeated data change the losses and the best batch size
-EVALUATIONS = 20  # of a training that is told how often to evaluate, about; at most twice as many
+EVALUATIONS = 20  # about so many in a training that is told how often; at most twice as many
 
 
 @dataclass(frozen=True)

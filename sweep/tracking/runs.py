@@ -8,7 +8,7 @@ from sweep.tracking.store import connect, find_experiment, reading
 
 MOST_RUNS = 50_000  # that MLflow returns at once
 EXAMPLE = "mlflow:http://localhost:5000/NAME"
-MILLISECONDS = 3_600_000.0  # of an hour
+MILLISECONDS = 3_600_000.0  # in an hour
 
 
 def read_runs(address: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from sweep.usercode.objects import require_extra
 
 STEP = "step"
 STEP_FROM_0 = "step_from_0"  # group of a regular expression: steps counted from 0
-SUMMARY = "train_runtime"  # of transformers, in the last entry, about the whole training
+SUMMARY = "train_runtime"  # in the last entry of transformers, which sums up the training
 Line = dict[str, Any]
 
 
@@ -86,7 +86,7 @@ class TrainerState(Reader):
 
     def __init__(self, argument: str, places: Places) -> None:
         super().__init__(argument, places)
-        self._entries = 0  # of the history, that were read
+        self._entries = 0  # entries of the history that were read
 
     def read(self) -> Iterator[Line]:
         newest = _newest(self.places.folders, self.name)
@@ -117,7 +117,7 @@ class MetricsCsv(Reader):
     def __init__(self, argument: str, places: Places) -> None:
         super().__init__(argument, places)
         self._path: Path | None = None
-        self._rows = 0  # of the file, that were read
+        self._rows = 0  # rows of the file that were read
 
     def read(self) -> Iterator[Line]:
         newest = _newest(self.places.folders, self.name)
