@@ -77,12 +77,13 @@ def recommend(
     Raises:
         SweepError: if the sweeps cannot be compared.
     """
-    measured = _measure([load_sweep(folder, pursues="tokens") for folder in folders])
+    sweeps = [load_sweep(folder, pursues="tokens") for folder in folders]
+    measured = _measure(sweeps)
     _refuse_repeated(measured)
     _refuse_different(measured)
     measured, repetitive = _without_repetitive(measured)
     own, reasons = _of_model(measured, params)
-    reasons = repetitive + reasons
+    reasons = _unanswered(sweeps) + repetitive + reasons
     validated = own if own else measured
     largest = max(validated, key=lambda each: each.budget.tokens)
     size = params if params is not None else largest.parameters
@@ -185,6 +186,21 @@ def _measure(sweeps: Sequence[Sweep]) -> list[Measured]:
             parameters = float(model.parameters - embeddings)
         measured += [Measured(sweep, budget, parameters) for budget in sweep.budgets]
     return sorted(measured, key=lambda each: each.budget.tokens)
+
+
+def _unanswered(sweeps: Sequence[Sweep]) -> list[str]:
+    """Return a sentence for each budget that was planned and has no answer."""
+    reasons = []
+    for sweep in sweeps:
+        answered = {budget.tokens for budget in sweep.budgets}
+        planned = [of_budget.plan.token_budget for of_budget in sweep.by_budget]
+        reasons += [
+            f"The budget of {format_count(tokens)} in {sweep.path} has no answer yet. The sweep's "
+            "own command goes on with it."
+            for tokens in (*planned, *sweep.plan.later_budgets)
+            if tokens is not None and tokens not in answered
+        ]
+    return reasons
 
 
 def _refuse_different(measured: Sequence[Measured]) -> None:

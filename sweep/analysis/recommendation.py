@@ -90,8 +90,8 @@ def _describe_batch_size(answer: Recommendation) -> list[str]:
         return [f"The best batch size for {training} is not known."]
     if size["value"] is None:
         return [
-            f"The best batch size for {training} is not known. By how the range within the "
-            f"tolerance grew, it will be {_batch_sizes(within, unit)}."
+            f"The best batch size for {training} is not known. By its growth, the range within the "
+            f"tolerance is {_batch_sizes(within, unit)}."
         ]
     start = "Provisionally, use" if answer.provisional else "Use"
     lines = [

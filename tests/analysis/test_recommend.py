@@ -44,6 +44,15 @@ def write_budget(path, sequences, sizes=None, noise=0.003, seeds=5, loss=loss_at
     return path
 
 
+def test_a_budget_without_an_answer_is_named(tmp_path):
+    path = write_budget(tmp_path / "s", 10_000)
+    plan = parse_plan(read_json(path / "plan.json"), "the plan")
+    later = plan.model_copy(update={"later_budgets": (2_560_000,)})
+    write_json(path / "plan.json", later.model_dump(mode="json"))
+    reasons = recommend([path], 10**7).reasons
+    assert reasons[0].startswith("The budget of 2.56M in ") and "no answer yet" in reasons[0]
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     parent = tmp_path_factory.mktemp("budgets")
@@ -123,7 +132,7 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
     low, high = answer.law["largest_within_tolerance"]["interval"]
     assert low < 0.74 < high
     lines = describe_recommendation(answer)
-    start = "The best batch size for 4.1M tokens is not known. By how the range within"
+    start = "The best batch size for 4.1M tokens is not known. By its growth, the range"
     assert lines[0].startswith(start)
     assert any("At 3 of 3 budgets the best one is batch size 1" in line for line in lines)
     assert lines[1].startswith("At 1.02M tokens `sweep answer` recommends batch size ")
