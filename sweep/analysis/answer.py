@@ -50,7 +50,7 @@ from sweep.decision.decision import (
     decide,
 )
 from sweep.decision.question import Question, is_answered
-from sweep.decision.rates import rate_points, stack_points
+from sweep.decision.rates import RatePoints, rate_points, stack_points
 
 DEFAULT_SETTINGS = AnswerSettings()
 
@@ -92,13 +92,16 @@ def decide_trials(
     has_looks = finals["has_looks"].astype(str).eq("True").any()
     looks = LOOKS if has_looks else ()
 
-    points = None
-    if rates:
-        untuned = rate_points({})
-        rates_of_arms = [rates.get(arm) for arm in table.index]
-        points = stack_points([rate.points if rate else untuned for rate in rates_of_arms])
+    points = points_of(table.index, rates) if rates else None
     decision = decide(values, points, np.log(used.to_numpy(float)), looks, error)
     return table.index, decision
+
+
+def points_of(index: pd.Index, rates: Mapping[tuple[str, int], TunedRate]) -> RatePoints:
+    """Return the points of labels and batch sizes, without any where no rates were tried."""
+    untried = rate_points({})
+    rates_of_arms = [rates.get(arm) for arm in index]
+    return stack_points([rate.points if rate else untried for rate in rates_of_arms])
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ from sweep.analysis.cells import (
     Header,
     is_in_tokens,
     is_own_table,
+    is_setting,
     is_text,
     may_be_decimal_comma,
+    plain_number,
     read_headers,
     read_number,
     read_state,
@@ -63,6 +65,7 @@ class Table:
     left_out: tuple[str, ...]  # rows, with reasons
     ignored: tuple[str, ...]  # headers
     ambiguous: dict[str, str]  # why headers are not read, by header
+    other_settings: tuple[str, ...] = ()  # ignored headers of settings in which rows differ
     remarks: tuple[str, ...] = ()
     metric: str = "final_valid_loss"
     unit: str = "line"  # the unit of the index
@@ -121,7 +124,7 @@ class Table:
                 continue
             if any(rows[name].nunique(dropna=False) > 1 for rows in parts):
                 titles.append(self.titles[name])
-        return titles
+        return [*titles, *self.other_settings]
 
     @property
     def not_read(self) -> list[str]:
@@ -243,6 +246,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     if not is_own:  # there each row has an id
         _find_repetitions(rows, reasons, cells)
 
+    ignored = _ignored_headers(cells, columns)
+    known = [row for row, reason in zip(cells.rows, reasons, strict=True) if not reason]
     left_out = [
         f"{cells.unit} {number} ({reason})"
         for number, reason in zip(cells.numbers, reasons, strict=True)
@@ -257,8 +262,9 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         is_own=is_own,
         unread=tuple(unread),
         left_out=(*cells.left_out, *left_out),
-        ignored=tuple(_ignored_headers(cells, columns)),
+        ignored=tuple(ignored),
         ambiguous=ambiguous,
+        other_settings=tuple(_find_differing(cells.header, known, ignored)),
         remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
@@ -278,6 +284,21 @@ def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
         if title not in known and not is_empty:
             ignored.append(title)
     return ignored
+
+
+def _find_differing(
+    header: Sequence[str], rows: Sequence[Sequence[str]], ignored: Sequence[str]
+) -> list[str]:
+    """Return the ignored headers of settings in which rows differ, but for names of the rows."""
+    differing = []
+    for title in ignored:
+        cells = [row[header.index(title)].strip() for row in rows]
+        values = {cell for cell in cells if cell}
+        has_words = any(math.isnan(plain_number(cell)) for cell in values)
+        is_name = has_words and len(values) == len(rows)
+        if is_setting(title) and len({*cells}) > 1 and not is_name:
+            differing.append(title)
+    return differing
 
 
 def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:

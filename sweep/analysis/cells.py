@@ -197,6 +197,11 @@ def without_exporter(title: str) -> str:
     return re.sub(f"^(?:{PATTERNS['exporter']})", "", title)
 
 
+def is_setting(title: str) -> bool:
+    """Return True if an exporter's header is that of a setting, such as `params_dropout`."""
+    return re.match(PATTERNS["setting"], title) is not None
+
+
 def words_of_header(title: str) -> tuple[str, str]:
     """Return a header in plain lower-case words, and the text in its parentheses.
 
@@ -271,14 +276,14 @@ def is_in_tokens(header: Header) -> bool:
 def read_number(column: str, header: Header, text: str) -> float:
     """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
     if header.rank < 0:
-        number = _plain_number(text)
+        number = plain_number(text)
         if column in TIMES:
             return number if LEAST_SECONDS <= number <= MOST_SECONDS else math.nan
         return math.nan if column in LOSSES and math.isinf(number) else number
 
     plain = _plain_text(text)
     if header.title == column and column in LOSSES:  # written by a program, however small
-        number = _plain_number(plain)
+        number = plain_number(plain)
         return number if math.isfinite(number) else math.nan
     if column == "batch_size":
         whole = _whole_batch(plain)
@@ -420,7 +425,7 @@ def _share(header: Header, plain: str) -> float:
     return share
 
 
-def _plain_number(text: str) -> float:
+def plain_number(text: str) -> float:
     try:
         return float(text) if len(text) <= MOST_DIGITS else math.nan
     except ValueError:

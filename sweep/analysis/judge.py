@@ -26,6 +26,7 @@ from sweep.analysis.checks.table import (
     time_budget_of,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve
+from sweep.analysis.grids import decide_best_of_grids, describe_noise
 from sweep.analysis.times import known_times, reasons_of_time_budget, time_ratios
 from sweep.analysis.tuned_rates import TunedRate
 from sweep.config.arms import Arm
@@ -117,6 +118,7 @@ def judge_trials(
     timing: Timing | None = None,
     settings: AnswerSettings = DEFAULT_SETTINGS,
     find_soonest: FindSoonest | None = None,
+    has_grids: bool = False,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv, and answer.
 
@@ -128,6 +130,8 @@ def judge_trials(
         timing: measured steps.
         settings: what counts, and the price of a device; the tolerance is that of the objective.
         find_soonest: finds the soonest batch size by several budgets; None without these.
+        has_grids: whether each final trial is the best one of the trials that tried the rates, so
+            that the only noise that is known is that of these about their curves.
     """
     rows = rows_of_trials(trials, objective)
     has_optimizers = rows["optimizer"].nunique() > 1
@@ -162,7 +166,12 @@ def judge_trials(
     finals = _final_values(rows, objective)
     decided: list[PolicyResult] = []
     for results in by_policy.values():
-        decided += _decide_policy(results, finals, objective, timing, settings, find_soonest)
+        of_policy = finals[finals["label"].isin([result.label for result in results])]
+        decision = _decide_finals(results, of_policy, has_grids)
+        if decision is None:
+            decided += results
+            continue
+        decided += _answer_policy(results, decision, objective, timing, settings, find_soonest)
     return decided
 
 
@@ -229,36 +238,63 @@ def rates_of_finals(
     return rates
 
 
-def _decide_policy(
+@dataclass(frozen=True, eq=False)
+class _Decided:
+    """The decision about the optimizers of a policy together."""
+
+    finals: pd.DataFrame  # as in `Comparison`
+    index: pd.Index  # label and batch size of each arm
+    decision: Decision
+    decision_with_times: Decision  # as in `Comparison`
+    reasons: tuple[str, ...] = ()  # why answers from it are provisional
+
+
+def _decide_finals(
+    results: Sequence[PolicyResult], finals: pd.DataFrame, has_grids: bool
+) -> _Decided | None:
+    """Decide about final trials; None if fewer than two batch sizes can be compared."""
+    rates = rates_of_finals(results, finals)
+    if not has_grids:
+        decided = decide_trials(finals, rates)
+        with_times = decide_trials(finals, rates, ERROR)
+        if decided is None or with_times is None:
+            return None
+        index, decision = decided
+        return _Decided(finals, index, decision, with_times[1])
+
+    of_grids = decide_best_of_grids(finals, rates)
+    of_grids_with_times = decide_best_of_grids(finals, rates, ERROR)
+    if of_grids is None or of_grids_with_times is None:
+        return None
+    index, decision, noise = of_grids
+    return _Decided(finals, index, decision, of_grids_with_times[1], (describe_noise(noise),))
+
+
+def _answer_policy(
     results: list[PolicyResult],
-    finals: pd.DataFrame,
+    decided: _Decided,
     objective: Objective,
     timing: Timing | None,
     settings: AnswerSettings,
     find_soonest: FindSoonest | None,
 ) -> list[PolicyResult]:
-    """Decide about the optimizers of a policy together; the best one's answer ranks them."""
-    finals = finals[finals["label"].isin([result.label for result in results])]
-    rates = rates_of_finals(results, finals)
-    decided = decide_trials(finals, rates)
-    with_times = decide_trials(finals, rates, ERROR)
-    if decided is None or with_times is None:
-        return results
-    index, decision = decided  # label and batch size of each arm
-    _, decision_with_times = with_times
-
+    """Answer about the optimizers of a policy; the best one's answer ranks them."""
+    finals = decided.finals
+    index = decided.index
+    decision = decided.decision
+    decision_with_times = decided.decision_with_times
     budget = time_budget_of(finals)
-    reasons_of_amounts = []
+    reasons = [*decided.reasons]
     if budget is not None:
         optimizers = {result.label: result.optimizer or None for result in results}
         arms_of_index = {key: Arm(optimizers[key[0]], int(key[1])) for key in index}
         ratios = time_ratios(finals, arms_of_index, timing)
-        reasons_of_amounts = reasons_of_time_budget(finals, arms_of_index, ratios, budget)
+        reasons += reasons_of_time_budget(finals, arms_of_index, ratios, budget)
         errors = errors_of_amounts(*ratios, _slopes_of(finals, index))
         decision = replace(decision_with_times, other_errors=errors)
         decision_with_times = decision
     elif "time_budget_seconds" in finals and finals["time_budget_seconds"].notna().any():
-        reasons_of_amounts = ["The trials had different budgets of time, or some had none."]
+        reasons.append("The trials had different budgets of time, or some had none.")
     elif not objective.is_ratio and finals["valid_slope"].notna().any():
         tokens = finals.groupby(["label", "batch_size"])["token_budget"].max().reindex(index)
         log_ratios = token_ratios(tokens.to_list())
@@ -289,7 +325,7 @@ def _decide_policy(
             objective=objective,
             target=float(target) if objective.is_ratio else None,
             time_budget_seconds=budget,
-            reasons=[*result.reasons, *reasons_of_amounts],
+            reasons=[*result.reasons, *reasons],
             scope=result.scope,
             optimizer=result.optimizer,
         )

@@ -80,6 +80,7 @@ def parse_answer_settings(
 def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Answer | None:
     tolerance = settings.tolerance
     trials = _trials_of(table)
+    has_grids = _has_grids(trials)
     metric = table.metric
     units = trials["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
@@ -94,28 +95,35 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
     if compared.name != LOSS.name or unit == REWARD.unit:
         trials = trials.assign(valid_slope=math.nan)  # it may be that of another metric
 
+    if has_grids:
+        trials = _with_best_as_final(trials, compared)
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     rows = trials.reindex(columns=list(columns))
-    result = leading(judge_trials(rows, compared, settings=settings))
+    result = leading(judge_trials(rows, compared, settings=settings, has_grids=has_grids))
     if result is None or result.answer is None:
         return None
     answered = result.answer
 
-    assumed = _assumptions(table)
+    assumed = _assumptions(table, has_grids)
     if assumed:
         answered = replace(answered, scope=f"{answered.scope} {assumed}")
     size = f"The tolerance of {compared.tolerance:g}"
     if not is_loss:
         scope = f"{answered.scope} {size} is in the unit of {short_text(metric)}."
         answered = replace(answered, scope=scope)
-    reason = ""
+    reasons = []
+    if table.other_settings:
+        names = join(map(short_text, table.other_settings))
+        reasons.append(f"Rows that are compared differ in {names} too.")
+    unsuitable = ""
     if not is_loss and tolerance is None:
-        reason = f"{size} is in the unit of {short_text(metric)}, and not known to suit it."
+        unsuitable = f"{size} is in the unit of {short_text(metric)}, and not known to suit it."
     elif unit not in ("", "nats") and tolerance is None and not table.is_own:
-        reason = f"{size} is not known to suit the unit {unit}."
-    if reason:
-        reasons = [*answered.reasons, f"{reason} Choose it with --tolerance."]
-        answered = replace(answered, provisional=True, reasons=reasons)
+        unsuitable = f"{size} is not known to suit the unit {unit}."
+    if unsuitable:
+        reasons.append(f"{unsuitable} Choose it with --tolerance.")
+    if reasons:
+        answered = replace(answered, provisional=True, reasons=[*answered.reasons, *reasons])
     return answered
 
 
@@ -157,6 +165,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
     is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
+    has_grids = _has_grids(trials)
     rules = {
         "stage must be final or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
@@ -166,11 +175,11 @@ def _trials_of(table: Table) -> pd.DataFrame:
         "learning_rate must be a positive number": trials["learning_rate"] > 0,
         "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
         "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
-        "learning_rate must be equal in final trials of a batch size (stage tune marks a search)": (
-            is_tuning | (rate_counts <= 1)
+        "learning_rate must be equal in the seeds of a batch size (stage tune marks a search)": (
+            has_grids | is_tuning | (rate_counts <= 1)
         ),
         "seed must differ between final trials of one policy and batch size": (
-            is_tuning | ~trials.duplicated([*keys, "seed"])
+            has_grids | is_tuning | ~trials.duplicated([*keys, "seed"])
         ),
         "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
         "epochs must be the same in all rows": table.is_own or trials["epochs"].nunique() <= 1,
@@ -192,6 +201,29 @@ def _trials_of(table: Table) -> pd.DataFrame:
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
 
 
+def _has_grids(trials: pd.DataFrame) -> bool:
+    """Return True if no trial is marked as tuning, and each rate of a batch size was tried once."""
+    keys = ["policy", "optimizer", "batch_size"]
+    if (trials["stage"] == "tune").any() or trials.duplicated([*keys, "learning_rate"]).any():
+        return False
+    is_fixed = trials["policy"].astype(str).str.startswith("fixed")  # whose rates are apart
+    counts = trials[~is_fixed].groupby(keys, dropna=False)["learning_rate"].nunique()
+    return bool((counts > 1).any())
+
+
+def _with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
+    """Return the trials of grids of rates as a search, and the best of each batch size as final.
+
+    All have one seed: one of its own at each rate makes noise as any other does.
+    """
+    trials = trials.assign(seed="0")
+    is_ascending = objective.direction == "minimize"
+    ranked = trials.sort_values(objective.name, ascending=is_ascending, kind="stable")
+    best = ranked.drop_duplicates(["policy", "optimizer", "batch_size"])
+    search = trials.assign(stage="tune")
+    return pd.concat([search, best.assign(stage="final")], ignore_index=True)
+
+
 def _has_repetitions(table: Table) -> bool:
     """Return True if a batch size has several rows in which nothing differs but the result."""
     keys = ("stage", "policy", "optimizer", "batch_size", "learning_rate")
@@ -206,12 +238,18 @@ def _defaults_of(table: Table) -> list[str]:
     return [name for name in DEFAULTS if name not in present]
 
 
-def _assumptions(table: Table) -> str:
+def _assumptions(table: Table, has_grids: bool) -> str:
     """Write what a table without some columns is taken to say; "" if it has all."""
-    words = [DEFAULTS[name][1] for name in _defaults_of(table)]
+    words = {name: DEFAULTS[name][1] for name in _defaults_of(table)}
+    if has_grids:
+        words["stage"] = "the rows of a batch size are a search of its rate"
+        words.pop("policy", None)
+    assumed = [*words.values()]
     if "seed" not in table.titles:
-        words.append("each batch size has one seed")
-    return f"As the table has no columns for it, it is taken that {join(words)}." if words else ""
+        assumed.append("each batch size has one seed")
+    if not assumed:
+        return ""
+    return f"As the table has no columns for it, it is taken that {join(assumed)}."
 
 
 def _write_cell(cell: object) -> str:

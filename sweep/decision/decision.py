@@ -246,7 +246,7 @@ def decide(
     total = variance.sum(-1, keepdims=True)
     largest = variance.max(-1, keepdims=True)
     mean_of_others = (total - largest) / max(1, compared - 1)
-    variance = _moderated(variance, mean_of_others, count - 1)
+    variance = moderated(variance, mean_of_others, count - 1)
     variance = np.where(is_known, variance, np.nan)
 
     rates = None
@@ -282,7 +282,7 @@ def _half_widths(
         critical[count == seeds] = critical_values(compared, seen, error)[seeds]
 
     variance_of_quieter = _without_noisiest(variance)
-    variance = _moderated(variance, variance_of_quieter[..., None, None], count - 1)
+    variance = moderated(variance, variance_of_quieter[..., None, None], count - 1)
 
     # Without seeds, or with seeds that are equal but for rounding, the error is not known.
     largest_loss = np.abs(np.nan_to_num(losses)).max((-2, -1))
@@ -303,7 +303,7 @@ def _moments(values: Floats) -> tuple[Counts, Floats, Floats]:
     return count, mean, variance
 
 
-def _moderated(variance: Floats, prior: Floats, degrees: Counts | int) -> Floats:
+def moderated(variance: Floats, prior: Floats, degrees: Counts | int) -> Floats:
     """Return variances moderated by a prior one, but no less than they are.
 
     A variance that is small by chance does not make differences significant (Smyth 2004,
@@ -402,7 +402,7 @@ def _largest_statistic(mean: Floats, covariance: Floats, seeds: int) -> Floats:
     variance_of_one = np.diagonal(covariance, axis1=-2, axis2=-1)
     sums = variance_of_one[..., :, None] + variance_of_one[..., None, :]
     variance = sums - 2 * covariance
-    variance = _moderated(variance, _without_noisiest(variance)[..., None, None], seeds - 1)
+    variance = moderated(variance, _without_noisiest(variance)[..., None, None], seeds - 1)
     variance += np.eye(variance.shape[-1])  # the diagonal has no difference
 
     difference = np.abs(mean[..., :, None] - mean[..., None, :])

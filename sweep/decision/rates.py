@@ -319,8 +319,9 @@ def rates_to_use(points: RatePoints, pools_noise: bool) -> Floats:
     """
     curves = possible_curves(points.curve, np.zeros(points.seeds.shape))
     if pools_noise:
-        variance = _variance_of_residuals(points, curves) * np.ones(points.seeds.shape)
-        curves = possible_curves(points.curve, variance)
+        squares, degrees = noise_of_residuals(points, curves)
+        pooled = squares.sum(-1, keepdims=True) / np.maximum(degrees.sum(-1, keepdims=True), 1)
+        curves = possible_curves(points.curve, pooled * np.ones(points.seeds.shape))
     shift = _shift(points, USUAL_SIZES)
     steps = np.linspace(0.0, 1.0, CANDIDATES)
     range_of_optimum = curves.optimum_high - curves.optimum_low
@@ -335,13 +336,19 @@ def rates_to_use(points: RatePoints, pools_noise: bool) -> Floats:
     return _measured_or(log_rates, points)
 
 
-def _variance_of_residuals(points: RatePoints, curves: PossibleCurves) -> Floats:
-    """Return the variance of a loss about the best curves of all batch sizes, (..., 1)."""
+def noise_of_residuals(
+    points: RatePoints, curves: PossibleCurves
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the squared residuals about the best curve of each batch size, and their degrees of
+    freedom, (..., k) each.
+
+    The squares are those of single losses, not of means over seeds. Both are 0 without a fit, or
+    with as few rates as a curve has parameters.
+    """
     count = (np.isfinite(points.log_rates) & np.isfinite(points.losses)).sum(-1)
     degrees = np.where(curves.has_fit, np.maximum(count - PARAMETERS, 0), 0)
     squares = curves.fit.squares.min((-2, -1)) * points.seeds
-    total = np.where(degrees > 0, squares, 0.0).sum(-1, keepdims=True)
-    return np.asarray(total / np.maximum(degrees.sum(-1, keepdims=True), 1))
+    return np.where(degrees > 0, squares, 0.0), degrees
 
 
 def _has_corner(points: RatePoints, variance: Floats) -> NDArray[np.bool_]:

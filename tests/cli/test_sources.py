@@ -1,6 +1,8 @@
 """`sweep answer` from studies of Optuna, experiments of MLflow, and tables of several models."""
 
 import json
+import math
+import random
 
 import optuna
 import pytest
@@ -142,3 +144,74 @@ def test_two_metrics_need_a_choice(refuse, tmp_path):
     path = tmp_path.parent / "two.csv"
     path.write_text("batch_size,lr,val_acc,val_f1\n16,1e-3,0.80,0.9\n64,1e-3,0.90,0.8\n")
     assert "got val_acc and val_f1. Choose by --metric." in refuse("answer", path)
+
+
+def bowl(best, level, rates, noise):
+    """Return losses by rate about a parabola in the log rate."""
+    rng = random.Random(0)
+    return {
+        rate: level + 0.05 * math.log(rate / best) ** 2 + rng.gauss(0, noise) for rate in rates
+    }
+
+
+RATES = [1e-4 * 2**k for k in range(8)]
+
+
+def grid_rows(noise=0.001):
+    """Return batch size, rate and loss of a grid without seeds; 32 is the best by 0.1."""
+    return [
+        (size, rate, loss)
+        for size, best, level in ((8, 5e-4, 2.1), (32, 1e-3, 2.0), (128, 2e-3, 2.3))
+        for rate, loss in bowl(best, level, RATES, noise).items()
+    ]
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_a_grid_of_rates_without_seeds_is_answered_by_the_noise_about_its_curves(
+    call, tmp_path, direction
+):
+    path = tmp_path / "t.csv"
+    metric, sign = ("val_loss", 1) if direction == "minimize" else ("val_acc", -0.1)
+    lines = [f"{size},{rate},{sign * loss}" for size, rate, loss in grid_rows()]
+    path.write_text("\n".join([f"batch_size,lr,{metric}", *lines]))
+    code, text = call("answer", path, "--json")
+    answer = json.loads(text)
+    assert code == 0 and answer["candidates"] == [32] and answer["provisional"]
+    assert "degrees of freedom); what another seed would change" in " ".join(answer["reasons"])
+    assert "a search of its rate" in answer["scope"] and "one seed" in answer["scope"]
+    row = answer["batch_sizes"][1]
+    assert row["best_learning_rate"] == pytest.approx(1e-3, rel=0.1) and row["seeds"] == 1
+
+
+def test_a_study_that_searched_rates_is_answered_and_names_what_else_differed(call, tmp_path):
+    address = f"sqlite:///{tmp_path}/study.db"
+    study = optuna.create_study(study_name="mine", storage=address)
+    spaces = {
+        "batch_size": optuna.distributions.CategoricalDistribution([8, 32, 128]),
+        "lr": optuna.distributions.FloatDistribution(1e-5, 1, log=True),
+        "dropout": optuna.distributions.FloatDistribution(0, 1),
+    }
+    for place, (size, rate, loss) in enumerate(grid_rows()):
+        params = {"batch_size": size, "lr": rate, "dropout": place / 100}
+        study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=loss))
+    code, text = call("answer", f"optuna:{address}/mine", "--json")
+    answer = json.loads(text)
+    assert code == 0 and answer["candidates"] == [32]
+    assert "Rows that are compared differ in params_dropout too." in answer["reasons"]
+
+
+def test_a_grid_whose_curves_leave_no_residuals_decides_nothing(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [row for row in grid_rows() if RATES[1] < row[1] < RATES[5]]
+    path.write_text("\n".join(["batch_size,lr,val_loss", *(f"{b},{r},{y}" for b, r, y in rows)]))
+    code, text = call("answer", path, "--json")
+    answer = json.loads(text)
+    assert code == 0 and answer["candidates"] == [8, 32, 128]
+    assert "so the noise is not known" in " ".join(answer["reasons"])
+
+
+def test_a_grid_with_several_seeds_must_mark_its_search(refuse, tmp_path):
+    path = tmp_path.parent / "t.csv"
+    rows = [f"{b},{r},{seed},{y + seed / 1000}" for b, r, y in grid_rows() for seed in range(3)]
+    path.write_text("\n".join(["batch_size,lr,seed,val_loss", *rows]))
+    assert "stage tune marks a search" in refuse("answer", path)
