@@ -12,10 +12,12 @@ from sweep.script import log, settings, training_arguments
 from sweep.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from sweep.analysis.critical_batch_size import fit_steps
     from sweep.analysis.recommend import recommend, suggest
     from sweep.analysis.results import load_sweep
     from sweep.analysis.table_answer import answer
     from sweep.api import plan_sweep, run_sweep
+    from sweep.decision.decision import decide
     from sweep.orchestration.memory import forecast_memory, probe_memory
     from sweep.report.charts import (
         plot_answer,
@@ -36,6 +38,8 @@ __all__ = [
     "TrainerCallback",
     "Workload",
     "answer",
+    "decide",
+    "fit_steps",
     "forecast_memory",
     "load_sweep",
     "log",
@@ -69,7 +73,12 @@ def __getattr__(name: str) -> Any:
         from sweep.report.report import write_report
 
         return {"answer": answer, "load_sweep": load_sweep, "write_report": write_report}[name]
-    if name in ("recommend", "suggest"):  # nor do these
+    if name in ("decide", "fit_steps"):  # nor do these
+        from sweep.analysis.critical_batch_size import fit_steps
+        from sweep.decision.decision import decide
+
+        return decide if name == "decide" else fit_steps
+    if name in ("recommend", "suggest"):
         from sweep.analysis.recommend import recommend, suggest
 
         return recommend if name == "recommend" else suggest

@@ -24,12 +24,14 @@ from sweep.analysis.cells import (
     PATTERNS,
     SETTINGS,
     STATES,
+    STEPS,
     Columns,
     Header,
     is_in_tokens,
     is_own_table,
     is_setting,
     is_text,
+    match_header,
     may_be_decimal_comma,
     plain_number,
     read_headers,
@@ -48,6 +50,8 @@ from sweep.analysis.text_tables import TextTable, cells_of, find_file, read_text
 from sweep.errors import SweepError, list_some
 from sweep.trial.status import Cause, State
 
+# Columns that a table cannot be answered by.
+RESULTS = ("batch_size", "learning_rate", "seed", *LOSSES, STEPS, "hours")
 OTHERS = "of one batch size each"  # the label of rows that a value names
 
 
@@ -191,18 +195,57 @@ def read_tables(path: Path) -> list[Table]:
     raise SweepError(f"{problem}, and has none. Name one of its columns batch_size.")
 
 
-def read_one_table(source: pd.DataFrame | Path, metric: str) -> Table:
-    """Read the only table of a file, or a DataFrame, with the column of a metric."""
+def read_cells(source: pd.DataFrame | Path) -> TextTable:
+    """Return the cells of a DataFrame, or of the only table of a file that has batch sizes."""
     if isinstance(source, pd.DataFrame):
-        return read_table(cells_of(source), metric)
-    tables = [read_table(cells, metric) for cells in read_text_tables(find_file(source))]
-    with_sizes = [table for table in tables if table.has_sizes]
+        return cells_of(source)
+    tables = [*read_text_tables(find_file(source))]
+    with_sizes = [cells for cells in tables if _has_sizes(read_headers(cells))]
     if with_sizes:
         tables = with_sizes
     if len(tables) != 1:
         names = ", ".join(table.name for table in tables) if tables else "none"
         raise SweepError(f"{source} must hold one table, got {names}. Give each a file of its own.")
     return tables[0]
+
+
+def split_cells(cells: TextTable, by: Sequence[str]) -> dict[str, TextTable]:
+    """Return the parts of a table that have equal cells in some columns, by these cells.
+
+    Args:
+        cells: the table.
+        by: the columns, by header or by another name that is read as it is.
+
+    Raises:
+        SweepError: if there is no such column of settings, or one of its cells is empty.
+    """
+    columns = read_headers(cells).chosen
+    places = []
+    for name in by:
+        match = match_header(name)
+        column = "" if match is None else match[0]
+        title = columns[column].title if name not in cells.header and column in columns else name
+        results = [columns[known].title for known in (*RESULTS, *STATES) if known in columns]
+        if title not in cells.header or title in results:
+            known = list_some([name for name in cells.header if name not in results])
+            raise SweepError(f"--by must be a column of settings, got {name!r}; there are {known}.")
+        places.append(cells.header.index(title))
+
+    rows: dict[str, list[int]] = {}
+    for index, row in enumerate(cells.rows):
+        values = [row[place].strip() for place in places]
+        if "" in values:
+            name = by[values.index("")]
+            where = f"{cells.unit} {cells.numbers[index]}"
+            raise SweepError(f"{name} must be given in each row, got an empty cell in {where}.")
+        rows.setdefault(", ".join(values), []).append(index)
+    return {
+        label: cells._replace(
+            rows=[cells.rows[index] for index in indices],
+            numbers=[cells.numbers[index] for index in indices],
+        )
+        for label, indices in rows.items()
+    }
 
 
 def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
@@ -268,8 +311,13 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
-        has_sizes=bool({"batch_size", "microbatch_size"} & {*headers, *columns.unclear}),
+        has_sizes=_has_sizes(columns),
     )
+
+
+def _has_sizes(columns: Columns) -> bool:
+    known = {*columns.chosen, *columns.unclear}
+    return not known.isdisjoint(("batch_size", "microbatch_size"))
 
 
 def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
@@ -291,12 +339,12 @@ def _find_differing(
 ) -> list[str]:
     """Return the ignored headers of settings in which rows differ, but for names of the rows."""
     differing = []
-    for title in ignored:
+    for title in filter(is_setting, ignored):
         cells = [row[header.index(title)].strip() for row in rows]
-        values = {cell for cell in cells if cell}
-        has_words = any(math.isnan(plain_number(cell)) for cell in values)
+        values = {*cells} - {""}
+        has_words = any(math.isnan(plain_number(value)) for value in values)
         is_name = has_words and len(values) == len(rows)
-        if is_setting(title) and len({*cells}) > 1 and not is_name:
+        if len({*cells}) > 1 and not is_name:
             differing.append(title)
     return differing
 
@@ -368,6 +416,8 @@ def _remarks(headers: Mapping[str, Header], measured: str | None) -> list[str]:
     valid = headers.get("final_valid_loss")
     if valid and "test" in valid.words.split():
         remarks.append(f"The validation loss is that of the column {short_text(valid.title)}")
+    if valid and "smooth" in valid.words:
+        remarks.append(f"The loss is that of the column {short_text(valid.title)}")
     if not any(name in headers for name in LOSSES):
         remarks.append("No column of losses is read")
     elif measured == "final_train_loss":

@@ -50,6 +50,7 @@ COUNTS = (
     *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices"),
     *("steps", "context_length", "token_budget", "warmup_steps", "seeds"),
 )
+STEPS = "steps_to_target"  # may be a mean
 # Rows that differ in one of these are not compared.
 FACTORS = ("model", "model_size", "dataset", "schedule", "policy", "optimizer")
 FLAGS = ("failure", "success")  # columns whose cells are true or false
@@ -62,12 +63,17 @@ SETTINGS = (
     *("stage", *FACTORS, "batch_size", "learning_rate", "context_length"),
     *("token_budget", "steps", "epochs", "weight_decay", "adam_beta2"),
 )
-SCALED = ("batch_size", "steps", "token_budget")  # a unit may begin with k, M, G or B
+SCALED = ("batch_size", "steps", STEPS, "token_budget")  # a unit may begin with k, M, G or B
 SCALES = "kKMGB"
 HARMLESS = r"_./:,#`?|\\↓↑⬇⬆▼▲\ufe0f"  # characters of headers that change no meaning
 ZERO_IS_VALID = ("weight_decay", "warmup_steps", "adam_beta2")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # keys: first letters of units
 MOST_CELL_CHARACTERS = 60  # shown of a cell or a header
+
+
+LOSSES_OF_UNKNOWN_DATA = HEADERS["final_valid_loss"][1:3]
+# Letters of scaling laws, which are read only together.
+LETTERS = {"N": "model_size", "D": "token_budget"}
 
 
 class Header(NamedTuple):
@@ -111,6 +117,9 @@ def read_headers(cells: TextTable, metric: str = "") -> Columns:
     matches: dict[str, list[tuple[int, Header]]] = {}
     for index, title in enumerate(cells.header):
         match = match_header(title, is_own)
+        if match is None and title in LETTERS and {*LETTERS} <= {*cells.header}:
+            column = LETTERS[title]
+            match = column, Header(title, rank=len(HEADERS[column]))
         if match is None:
             continue
         column, header = match
@@ -158,7 +167,7 @@ def _find_quantity(cells: TextTable, index: int) -> str:
 def _refuse_loss_of_unknown_data(columns: Columns) -> None:
     """Read no loss that does not say of which data it is, next to a training loss."""
     valid = columns.chosen.get("final_valid_loss")
-    if valid is None or re.fullmatch(HEADERS["final_valid_loss"][1], valid.words) is None:
+    if valid is None or not any(re.fullmatch(p, valid.words) for p in LOSSES_OF_UNKNOWN_DATA):
         return
     if "final_train_loss" in columns.chosen or "final_train_loss" in columns.unclear:
         columns.ambiguous[valid.title] = "a loss of training or validation"
@@ -320,7 +329,7 @@ def _scaled_number(column: str, header: Header, plain: str) -> float:
     if column == "hours":
         scale = _hours_of_unit(unit, header)
 
-    may_have_comma = column in COUNTS or scale == UNIT_HOURS["s"]
+    may_have_comma = column in (*COUNTS, STEPS) or scale == UNIT_HOURS["s"]
     if "," in digits and (not may_have_comma or scale_letter):
         return math.nan  # a loss of 1,389 may be 1.389, and 1,311 B tokens 1.311 B
     value = float(digits.replace(",", "")) * scale

@@ -237,6 +237,16 @@ def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
         return StepsCurve(target, trials, sizes, None, str(error))
 
 
+def describe_excess(curve: StepsCurve, unit: str = "sequences") -> list[str]:
+    """Write at which batch sizes, in a unit, the tokens exceed their least by 20 and by 100 %."""
+    most = " at most" if curve.is_excess_bound else ""
+    return [
+        f"by {100 * excess:.0f} % at {estimate:.3g} {unit} per step{most}"
+        for excess, estimate in curve.excess.items()
+        if estimate is not None
+    ]
+
+
 def losses_at(
     sweep: SweepTables, trials: pd.DataFrame, per_token: pd.Series
 ) -> tuple[float, pd.DataFrame]:
@@ -270,12 +280,20 @@ def losses_at(
 def fit_steps(
     batch_sizes: Sequence[float], steps: ArrayLike, censored: ArrayLike | None = None
 ) -> StepsFit:
-    """Fit S(B) = S_min + E_min/B by least squares on log S, both parameters in logs.
+    """Fit S(B) = S_min + E_min/B to the steps that reach one loss (McCandlish et al. 2018).
 
-    A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S (Tobin
-    1958). Intervals are t intervals of the logs; the standard error is that of a bootstrap over
-    whole seeds, times √(n/(n−1)).
-    `steps` has the shape (seeds, batch sizes) or (batch sizes,), with batch sizes increasing.
+    Least squares on log S, both parameters in logs. A censored S is a lower bound and enters
+    one-sidedly, by the likelihood of a normal log S (Tobin 1958). Intervals are t intervals of the
+    logs; the standard error is that of a bootstrap over whole seeds, times √(n/(n−1)).
+
+    Args:
+        batch_sizes: in sequences per step, increasing.
+        steps: to the loss, (seeds, batch sizes) or (batch sizes,).
+        censored: whether a training ended before it reached the loss, so that its steps are a
+            bound; the shape of `steps`.
+
+    Raises:
+        SweepError: if fewer than three batch sizes reached the loss.
     """
     sizes = np.asarray(batch_sizes, float)
     logs = np.log(np.atleast_2d(np.asarray(steps, float)))

@@ -17,7 +17,12 @@ from sweep.analysis.budgets import (
     find_best_batch_size,
     with_worth,
 )
-from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
+from sweep.analysis.critical_batch_size import (
+    StepsCurve,
+    describe_excess,
+    fit_curve,
+    steps_to_target,
+)
 from sweep.analysis.judge import PolicyResult, judge_trials, leading, rates_of_finals
 from sweep.analysis.next_step import (
     NextStep,
@@ -312,15 +317,9 @@ def load_sweep(
 
 def _describe_curve(curve: StepsCurve) -> list[str]:
     """Write what larger batch sizes cost on the way to a target, as measured and as fitted."""
-    most = "at most " if curve.is_excess_bound else ""
-    measured = []
-    for excess, estimate in curve.excess.items():
-        if estimate is not None and checks.supports_crossings(curve):
-            text = f"by {100 * excess:.0f} % at {most}{estimate:.3g} sequences per step"
-            measured.append(text)
-
     lines = []
-    if measured:
+    measured = describe_excess(curve)
+    if measured and checks.supports_crossings(curve):
         text = f"Measured: the tokens to a loss of {curve.target:g} exceed their least"
         lines.append(f"{text} {join(measured)}.")
     if curve.fit and checks.supports_fit(curve):

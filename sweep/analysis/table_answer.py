@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,15 @@ import pandas as pd
 from sweep.analysis import tables
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
-from sweep.analysis.any_table import Table, read_one_table
+from sweep.analysis.any_table import Table, read_cells, read_table, split_cells
 from sweep.analysis.budgets import BudgetAnswer, answer_document
-from sweep.analysis.cells import LOSSES, STATES, direction_of_header, match_header, short_text
+from sweep.analysis.cells import LOSSES, STATES, STEPS, direction_of_header, short_text
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.sentences import describe, nothing_compared
+from sweep.analysis.steps_answer import METRICS, StepsAnswer, answer_steps
 from sweep.analysis.tables import read_execution
+from sweep.analysis.text_tables import TextTable
 from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective
@@ -27,7 +30,8 @@ from sweep.errors import SweepError
 
 REQUIRED = ("batch_size", "seed", "learning_rate")
 # Columns in which rows that are compared must agree.
-PARTITIONS = ("model", "model_size", "dataset", "schedule", "budget")
+PARTITIONS = ("model", "model_size", "dataset", "schedule", "budget", "token_budget")
+OTHER_BUDGET = 1.5  # ratio of tokens from which on one batch size was trained with several budgets
 # What a table without such a column is taken to say, with the words of the answer's scope.
 DEFAULTS = {
     "stage": ("final", "all rows are final trials"),
@@ -64,7 +68,13 @@ def answer(
     """
     source = trials if isinstance(trials, pd.DataFrame) else Path(trials)
     settings = parse_answer_settings(tolerance, pursues, price, question)
-    return _answer_table(*_read_objective(source, metric, direction), settings)
+    table, better = _read_objective(_cells_of(source), metric, direction)
+    if table.metric in METRICS:
+        raise SweepError(
+            f"the metric must be that of a loss or a score, got {table.metric}. `sweep answer` and "
+            "fit_steps tell the critical batch size of such a table."
+        )
+    return _answer_table(table, better, settings)
 
 
 def parse_answer_settings(
@@ -132,28 +142,7 @@ def _trials_of(table: Table) -> pd.DataFrame:
 
     A row that failed, or whose state is not known, counts as a missing result.
     """
-    missing = [name for name in (*REQUIRED, table.metric) if name not in table.titles]
-    if missing == ["seed"] and not _has_repetitions(table):
-        missing = []  # there is one training of each
-    if missing:
-        what = "column" if len(missing) == 1 else "columns"
-        not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
-        problem = f"trials must have the {what} {join(missing)}"
-        raise SweepError(f"{problem}.{not_read} Add the {what}, or correct the headers.")
-    if table.ambiguous:
-        problem = f"each header must have one meaning, got {'; '.join(table.not_read)}"
-        raise SweepError(f"{problem}. Rename or remove it.")
-    if table.unread:
-        raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
-    if table.left_out:
-        raise SweepError(f"each row must be a trial, got {table.left_out[0]}. Correct it.")
-    for name in PARTITIONS:
-        if name in table.rows and table.rows[name].nunique(dropna=False) > 1:
-            values = short_text(", ".join(sorted(map(_write_cell, {*table.rows[name]}))))
-            problem = f"{short_text(table.titles[name])} must be the same in all rows"
-            remedy = f"Answer each by itself: --by {name}, or a table of its own"
-            raise SweepError(f"{problem}, got {values}. {remedy}.")
-
+    _refuse_unclear(table, REQUIRED)
     trials = table.trials()
     for name in _defaults_of(table):
         value, _ = DEFAULTS[name]
@@ -201,14 +190,64 @@ def _trials_of(table: Table) -> pd.DataFrame:
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
 
 
+def _refuse_unclear(table: Table, required: Sequence[str]) -> None:
+    """Refuse a table that mixes settings, lacks a column, or has rows or cells that do not count.
+
+    Args:
+        table: the table.
+        required: its columns apart from the metric.
+    """
+    differing = [name for name in PARTITIONS if _differs(table, name)]
+    if differing:
+        titles = [short_text(table.titles[name]) for name in differing]
+        values = short_text(", ".join(map(_write_cell, table.rows[differing[0]].unique())))
+        problem = f"{join(titles)} must be the same in all rows, got {values}"
+        flags = " ".join(f"--by {quote(title)}" for title in titles)
+        raise SweepError(f"{problem}. Answer each by itself: {flags}, or a table of its own.")
+    missing = [name for name in (*required, table.metric) if name not in table.titles]
+    if missing == ["seed"] and not _has_repetitions(table):
+        missing = []  # there is one training of each
+    if missing:
+        what = "column" if len(missing) == 1 else "columns"
+        not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
+        problem = f"trials must have the {what} {join(missing)}"
+        remedy = f"Add the {what}, or correct the headers"
+        if "steps" in table.titles and table.metric in missing:
+            remedy += "; or, if these steps lead to one loss, --metric steps"
+        raise SweepError(f"{problem}.{not_read} {remedy}.")
+    if table.ambiguous:
+        problem = f"each header must have one meaning, got {'; '.join(table.not_read)}"
+        raise SweepError(f"{problem}. Rename or remove it.")
+    if table.unread:
+        raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
+    if table.left_out:
+        remedy = "Correct it"
+        if table.ignored:
+            remedy += ", or answer apart what an ignored column tells apart (--by)"
+        raise SweepError(f"each row must be a trial, got {table.left_out[0]}. {remedy}.")
+
+
+def _differs(table: Table, name: str) -> bool:
+    """Return True if rows differ in a column; in tokens, if the rows of a batch size do.
+
+    Our own tables have the tokens that a trial had when it ended, and another column of budgets.
+    """
+    if name not in table.titles or (name == "token_budget" and table.is_own):
+        return False
+    cells = table.rows[name]
+    if name != "token_budget":
+        return cells.nunique(dropna=False) > 1
+    of_size = cells.groupby(table.rows["batch_size"])
+    return bool((of_size.max() > OTHER_BUDGET * of_size.min()).any())
+
+
 def _has_grids(trials: pd.DataFrame) -> bool:
     """Return True if no trial is marked as tuning, and each rate of a batch size was tried once."""
-    keys = ["policy", "optimizer", "batch_size"]
-    if (trials["stage"] == "tune").any() or trials.duplicated([*keys, "learning_rate"]).any():
+    labelled = trials.assign(label=tables.policy_labels)  # which tells fixed rates apart
+    arms = ["label", "batch_size"]
+    if (labelled["stage"] == "tune").any() or labelled.duplicated([*arms, "learning_rate"]).any():
         return False
-    is_fixed = trials["policy"].astype(str).str.startswith("fixed")  # whose rates are apart
-    counts = trials[~is_fixed].groupby(keys, dropna=False)["learning_rate"].nunique()
-    return bool((counts > 1).any())
+    return bool((labelled.groupby(arms)["learning_rate"].nunique() > 1).any())
 
 
 def _with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
@@ -219,9 +258,9 @@ def _with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFr
     trials = trials.assign(seed="0")
     is_ascending = objective.direction == "minimize"
     ranked = trials.sort_values(objective.name, ascending=is_ascending, kind="stable")
-    best = ranked.drop_duplicates(["policy", "optimizer", "batch_size"])
-    search = trials.assign(stage="tune")
-    return pd.concat([search, best.assign(stage="final")], ignore_index=True)
+    is_later = ranked.assign(label=tables.policy_labels).duplicated(["label", "batch_size"])
+    best = ranked[~is_later].assign(stage="final")
+    return pd.concat([trials.assign(stage="tune"), best], ignore_index=True)
 
 
 def _has_repetitions(table: Table) -> bool:
@@ -265,9 +304,12 @@ class TableAnswer(NamedTuple):
     sentences: list[str]
     notes: list[str]  # what was read of a table
     budgets: tuple[BudgetAnswer, ...] = ()  # those of a sweep with several
+    steps: StepsAnswer | None = None  # that of a table of steps to one loss
 
     def document(self) -> dict[str, Any] | None:
         """Return the document that `sweep answer --json` prints."""
+        if self.steps is not None:
+            return self.steps.as_json()
         return answer_document(self.answer, self.budgets)
 
 
@@ -286,31 +328,37 @@ def answer_of(
     """Return the answer of a table of trials, of rows by header, or of a sweep folder."""
     settings = parse_answer_settings(tolerance, pursues, price, question)
     if not (isinstance(source, Path) and source.is_dir()):
-        table, better = _read_objective(source, metric, direction)
+        table, better = _read_objective(_cells_of(source), metric, direction)
     else:
         sweep = load_sweep(source, None if pursues == "auto" else pursues, price, question)
         usual = metric in (None, LOSS.name) and direction in (None, LOSS.direction)
         if usual and tolerance is None:
             budgets = sweep.budgets if sweep.smaller else ()
             return TableAnswer(sweep.answer(), sweep.sentences(), [], budgets)
-        table, better = _read_objective(sweep.trials, metric, direction)
+        table, better = _read_objective(_cells_of(sweep.trials), metric, direction)
         own = sweep.plan.settings.answer  # with the flags; its tolerance is of its own metric
         settings = own.model_copy(update={"tolerance": settings.tolerance})
     return _describe_table(table, better, settings)
 
 
+def _cells_of(source: Source | pd.DataFrame) -> TextTable:
+    if isinstance(source, Path | pd.DataFrame):
+        return read_cells(source)
+    return read_cells(pd.DataFrame([dict(row) for row in source]))
+
+
 def _read_objective(
-    source: Source | pd.DataFrame, metric: str | None, direction: str | None
+    cells: TextTable, metric: str | None, direction: str | None
 ) -> tuple[Table, str]:
     """Read a table with its metric, and return the better direction of that.
 
     By default it is the validation loss or, without a loss, the only other metric that a header
-    names, such as the accuracy of validation.
+    names, such as the accuracy of validation, or the steps to one loss.
 
     Raises:
         SweepError: if several headers name one, or the direction is unknown.
     """
-    table = _read_source(source, LOSS.name if metric is None else metric)
+    table = read_table(cells, LOSS.name if metric is None else metric)
     if metric is None and not any(name in table.titles for name in LOSSES):
         named = {title: direction_of_header(title) for title in table.ignored}
         ranks = {title: found[0] for title, found in named.items() if found is not None}
@@ -318,7 +366,9 @@ def _read_objective(
         if len(best) > 1:
             raise SweepError(f"a table must have one result, got {join(best)}. Choose by --metric.")
         if best:
-            table = _read_source(source, best[0])
+            table = read_table(cells, best[0])
+        elif STEPS in table.titles:
+            table = read_table(cells, STEPS)
     if direction is None:
         found = direction_of_header(table.titles.get(table.metric, table.metric))
         direction = LOSS.direction if found is None else found[1]
@@ -327,20 +377,18 @@ def _read_objective(
     return table, direction
 
 
-def _read_source(source: Source | pd.DataFrame, metric: str) -> Table:
-    if isinstance(source, Path | pd.DataFrame):
-        return read_one_table(source, metric)
-    return read_one_table(pd.DataFrame([dict(row) for row in source]), metric)
-
-
 def answers_by(
-    source: Source, by: str, metric: str | None, direction: str | None, settings: AnswerSettings
-) -> tuple[dict[str, TableAnswer], list[str]]:
-    """Return the answer of each part of a table, and what was read of the whole.
+    source: Source,
+    by: Sequence[str],
+    metric: str | None,
+    direction: str | None,
+    settings: AnswerSettings,
+) -> dict[str, TableAnswer]:
+    """Return the answer of each part of a table, by the cells that its rows have in common.
 
     Args:
         source: the table.
-        by: a column such as model, whose values tell the parts apart.
+        by: columns such as model, whose values tell the parts apart.
         metric: as in `answer`.
         direction: as in `answer`.
         settings: what is asked.
@@ -348,26 +396,31 @@ def answers_by(
     Raises:
         SweepError: if the table has no such column, or empty cells in it.
     """
-    table, better = _read_objective(source, metric, direction)
-    header = match_header(by)
-    column = by if header is None else header[0]
-    if column not in PARTITIONS or column not in table.titles:
-        known = [table.titles[name] for name in PARTITIONS if name in table.titles]
-        has = join(known) if known else "none of them"
-        raise SweepError(
-            f"--by must be a column of {', '.join(PARTITIONS)}, got {by!r}; the table has {has}."
-        )
-    cells = table.rows[column]
-    if (cells.isna() | (cells == "")).any():
-        raise SweepError(f"{table.titles[column]} must be given in each row. Add it.")
     answers = {}
-    for label, rows in table.rows.groupby(cells.map(_write_cell), sort=False):
-        answers[str(label)] = _describe_table(replace(table, rows=rows), better, settings)
-    return answers, table.notes
+    for label, cells in split_cells(_cells_of(source), by).items():
+        answers[label] = _describe_table(*_read_objective(cells, metric, direction), settings)
+    return answers
+
+
+def notes_of_parts(answers: Mapping[str, TableAnswer]) -> list[str]:
+    """Return what was read of the parts of a table; what holds for all of them once."""
+    notes: dict[str, list[str]] = {}
+    for label, part in answers.items():
+        for note in part.notes:
+            notes.setdefault(note, []).append(label)
+    lines = []
+    for note, labels in notes.items():
+        is_common = len(labels) == len(answers)
+        lines += [note] if is_common else [f"{label}: {note}" for label in labels]
+    return lines
 
 
 def _describe_table(table: Table, direction: str, settings: AnswerSettings) -> TableAnswer:
     metric = table.metric
+    if metric in METRICS:
+        _refuse_unclear(table, ("batch_size",))
+        steps = answer_steps(table)
+        return TableAnswer(None, steps.describe(), table.notes, steps=steps)
     answered = _answer_table(table, direction, settings)
     if answered is not None:
         return TableAnswer(answered, describe(answered), table.notes)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweep
-from sweep.analysis.any_table import read_one_table, read_table, read_tables
+from sweep.analysis.any_table import read_cells, read_table, read_tables
 from sweep.analysis.audit import audit
 from sweep.analysis.cells import FACTORS, match_header, read_state
 from sweep.analysis.checks import FAIL
@@ -974,7 +974,7 @@ def test_a_page_with_two_tables_has_no_one_answer(tmp_path):
     page = tmp_path / "t.md"
     page.write_text("| B | LR |\n|-|-|\n| 8 | 1e-3 |\n\n| B | LR |\n|-|-|\n| 8 | 1e-3 |\n")
     with pytest.raises(SweepError, match=r"line 1.*line 5"):
-        read_one_table(page, "final_valid_loss")
+        read_cells(page)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+import sweep
 from sweep.tracking.store import connect
 
 TABLE = """model,batch_size,lr,seed,val_loss
@@ -149,9 +150,7 @@ def test_two_metrics_need_a_choice(refuse, tmp_path):
 def bowl(best, level, rates, noise):
     """Return losses by rate about a parabola in the log rate."""
     rng = random.Random(0)
-    return {
-        rate: level + 0.05 * math.log(rate / best) ** 2 + rng.gauss(0, noise) for rate in rates
-    }
+    return {rate: level + 0.05 * math.log(rate / best) ** 2 + rng.gauss(0, noise) for rate in rates}
 
 
 RATES = [1e-4 * 2**k for k in range(8)]
@@ -215,3 +214,103 @@ def test_a_grid_with_several_seeds_must_mark_its_search(refuse, tmp_path):
     rows = [f"{b},{r},{seed},{y + seed / 1000}" for b, r, y in grid_rows() for seed in range(3)]
     path.write_text("\n".join(["batch_size,lr,seed,val_loss", *rows]))
     assert "stage tune marks a search" in refuse("answer", path)
+
+
+def test_the_columns_of_step_law_are_answered_by_model_and_budget(call, tmp_path):
+    path = tmp_path / "t.csv"
+    lines = ["h,lr,bs,loss,smooth loss,exp_name,D,N,D/N"]
+    for model, tokens, shift in ((214663680, 4e9, 0.0), (214663680, 1e11, -0.4)):
+        for size, rate, loss in grid_rows():
+            cells = (960, rate, size, loss + 1, loss + shift, "x", tokens, model, tokens / model)
+            lines.append(",".join(map(str, cells)))
+    path.write_text("\n".join(lines))
+    code, _ = call("answer", path)
+    assert code == 2
+
+    code, text = call("answer", path, "--by", "N", "--by", "D", "--json")
+    answers = json.loads(text)
+    assert code == 0 and [*answers] == ["214663680, 4000000000.0", "214663680, 100000000000.0"]
+    assert [answer["candidates"] for answer in answers.values()] == [[32], [32]]
+    means = [answer["batch_sizes"][1]["mean"] for answer in answers.values()]
+    assert means == [pytest.approx(2.0, abs=0.01), pytest.approx(1.6, abs=0.01)]
+
+
+@pytest.mark.parametrize("header", ["n", "N"])
+def test_a_letter_alone_is_not_taken_for_a_scale(call, tmp_path, header):
+    """An n may count seeds or trainings; N is a model size next to D only."""
+    path = tmp_path / "t.csv"
+    path.write_text(f"bs,lr,{header},val_loss\n8,1e-3,3,2.4\n32,1e-3,5,2.5\n")
+    code, text = call("answer", path, "--json")
+    assert code == 0 and json.loads(text)["recommended"] == 8
+
+
+def test_any_column_of_settings_may_tell_parts_apart(call, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("trainset,bs,lr,val_loss\na,8,1e-3,2.4\na,32,1e-3,2.5\nb,8,1e-3,1.9\n")
+    code, text = call("answer", path, "--by", "trainset")
+    assert code == 0 and "trainset a:\n" in text and "trainset b:\n" in text
+
+
+# Zhang et al. 2025; the expected numbers are those of SCIENCE.md, section 4.
+STEPS = """model,batch_size,steps_to_target
+85M,64,46000
+85M,128,23000
+85M,256,13282
+85M,512,"7,000"
+85M,1024,3840
+85M,2048,2528
+85M,4096,1917
+85M,8192,1600
+85M,16384,1600
+"""
+
+
+def test_steps_to_one_loss_give_a_critical_batch_size(call, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(STEPS)
+    code, text = call("answer", path, "--json")
+    answer = json.loads(text)
+    assert code == 0
+    assert answer["s_min"]["value"] == pytest.approx(1293.83, rel=1e-4)
+    assert answer["e_min"]["value"] == pytest.approx(2834258, rel=1e-4)
+    assert answer["critical_batch_size"] == {
+        "value": pytest.approx(2834258 / 1293.83, rel=1e-4),
+        "low": None,
+        "high": None,
+    }
+    assert answer["provisional"] and "one seed at 9 batch sizes" in answer["reasons"][0]
+    fit = sweep.fit_steps([64, 128, 256], [46000, 23000, 13282])
+    assert fit.b_crit.value > 64
+
+
+def test_seeds_give_a_critical_batch_size_its_interval(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rng = random.Random(0)
+    lines = ["bs,Steps to 75% accuracy,seed"]
+    for size in (8, 16, 32, 64, 128):
+        for seed in range(5):
+            lines.append(f"{size},{(200 + 6400 / size) * rng.uniform(0.99, 1.01)},{seed}")
+    path.write_text("\n".join(lines))
+    code, text = call("answer", path, "--json")
+    answer = json.loads(text)
+    critical = answer["critical_batch_size"]
+    assert code == 0 and not answer["provisional"]
+    assert critical["low"] < 32 < critical["high"] and critical["high"] < 1.2 * critical["low"]
+    assert "The critical batch size is 3" in call("answer", path)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "problem"),
+    [
+        ("bs,steps\n8,100\n16,60\n32,40\n", (), "if these steps lead to one loss, --metric steps"),
+        (STEPS + "151M,64,96000\n", (), "Answer each by itself: --by model"),
+        ("bs,lr,N,D,loss\n8,1,1,1,2\n8,1,1,9,2\n", (), "itself: --by D, or a table of its own"),
+        ("bs,steps to loss\n8,100\n16,60\n", (), "A fit must have 3 batch sizes"),
+        ("bs,steps\n8,99\n8,98\n16,60\n32,9\n", ("--metric", "steps"), "one row of each seed"),
+        ("bs,steps to loss\n8,100\n16,many\n32,40\n", (), "many"),
+    ],
+)
+def test_steps_that_say_too_little_are_refused(refuse, tmp_path, text, flags, problem):
+    path = tmp_path.parent / "t.csv"
+    path.write_text(text)
+    assert problem in refuse("answer", path, *flags)

@@ -33,9 +33,10 @@ def critical_batch_size(curve: StepsCurve) -> Verdict | NotApplicable:
         return NotApplicable(curve.no_fit)
 
     sizes = curve.batch_sizes
+    seeds = f"{len(fit.residuals)} seeds" if len(fit.residuals) > 1 else "one seed"
     evidence = (
         f"S_min {fit.s_min:.4g} steps, E_min {fit.e_min:.4g} sequences, B_crit {fit.b_crit:.4g} "
-        f"sequences, by {len(fit.residuals)} seeds at {len(sizes)} batch sizes."
+        f"sequences, by {seeds} at {len(sizes)} batch sizes."
     )
     is_resolved = math.isfinite(fit.b_crit.high) and fit.b_crit.low > 0
     if not is_resolved:

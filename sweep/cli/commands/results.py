@@ -140,7 +140,10 @@ def _read_source(name: str) -> "tuple[Source, str | None, str | None]":
     "--price", type=float, help="Price of a device for one hour; adds the cost of each training."
 )
 @click.option(
-    "--by", metavar="COLUMN", help="Answer each model, data set or schedule of a table by itself."
+    "--by",
+    metavar="COLUMN",
+    multiple=True,
+    help="Answer each model, data set or budget of a table by itself; may be repeated.",
 )
 @json_option
 def answer(
@@ -151,7 +154,7 @@ def answer(
     pursues: str,
     question: str | None,
     price: float | None,
-    by: str | None,
+    by: tuple[str, ...],
     json: bool,
 ) -> None:
     """Recommend a batch size from a table of trials, a sweep folder, or runs of another program.
@@ -161,7 +164,12 @@ def answer(
     as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
-    from sweep.analysis.table_answer import answer_of, answers_by, parse_answer_settings
+    from sweep.analysis.table_answer import (
+        answer_of,
+        answers_by,
+        notes_of_parts,
+        parse_answer_settings,
+    )
     from sweep.cli.show import print_next
 
     source, of_study, direction_of_study = _read_source(table)
@@ -169,16 +177,16 @@ def answer(
         metric = of_study
     if direction is None:
         direction = direction_of_study
-    if by is not None:
+    if by:
         settings = parse_answer_settings(tolerance, pursues, price, question)
-        answers, notes = answers_by(source, by, metric, direction, settings)
-        for note in notes:
+        answers = answers_by(source, by, metric, direction, settings)
+        for note in notes_of_parts(answers):
             echo(note, err=True)
         if json:
             print_document({label: part.document() for label, part in answers.items()})
             return
         for label, part in answers.items():
-            echo("\n".join([f"{by} {label}:", *part.sentences, ""]))
+            echo("\n".join([f"{', '.join(by)} {label}:", *part.sentences, ""]))
         return
 
     result = answer_of(source, metric, direction, tolerance, pursues, price, question)
