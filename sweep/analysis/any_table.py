@@ -69,7 +69,7 @@ class Table:
     left_out: tuple[str, ...]  # rows, with reasons
     ignored: tuple[str, ...]  # headers
     ambiguous: dict[str, str]  # why headers are not read, by header
-    other_settings: tuple[str, ...] = ()  # ignored headers of settings in which rows differ
+    differing: tuple[str, ...]  # ignored headers in which rows differ, but for names of the rows
     remarks: tuple[str, ...] = ()
     metric: str = "final_valid_loss"
     unit: str = "line"  # the unit of the index
@@ -129,6 +129,11 @@ class Table:
             if any(rows[name].nunique(dropna=False) > 1 for rows in parts):
                 titles.append(self.titles[name])
         return [*titles, *self.other_settings]
+
+    @property
+    def other_settings(self) -> list[str]:
+        """The ignored headers of settings in which rows differ."""
+        return [*filter(is_setting, self.differing)]
 
     @property
     def not_read(self) -> list[str]:
@@ -307,7 +312,7 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         left_out=(*cells.left_out, *left_out),
         ignored=tuple(ignored),
         ambiguous=ambiguous,
-        other_settings=tuple(_find_differing(cells.header, known, ignored)),
+        differing=tuple(_find_differing(cells.header, known, ignored)),
         remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
@@ -337,9 +342,9 @@ def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
 def _find_differing(
     header: Sequence[str], rows: Sequence[Sequence[str]], ignored: Sequence[str]
 ) -> list[str]:
-    """Return the ignored headers of settings in which rows differ, but for names of the rows."""
+    """Return the ignored headers in which rows differ, but for names of the rows."""
     differing = []
-    for title in filter(is_setting, ignored):
+    for title in ignored:
         cells = [row[header.index(title)].strip() for row in rows]
         values = {*cells} - {""}
         has_words = any(math.isnan(plain_number(value)) for value in values)
@@ -380,6 +385,8 @@ def _type_cells(
             columns[column] = text
             continue
         header = headers.get(column, Header(column))
+        if column not in HEADERS:
+            text = _without_percent(text)
         if cells.has_semicolons and has_decimals:
             text = [with_decimal_point(cell) for cell in text]
         numbers = [read_number(column, header, cell) for cell in text]
@@ -399,6 +406,14 @@ def _type_cells(
                 )
     kinds = {column: "object" if is_text(column) else "float64" for column in columns}
     return pd.DataFrame(columns).astype(kinds), unread
+
+
+def _without_percent(texts: list[str]) -> list[str]:
+    """Return the cells of a score without their percent signs, if all of those given have one."""
+    given = [text for text in texts if not re.fullmatch(PATTERNS["missing"], text)]
+    if not all(text.count("%") == 1 for text in given):
+        return texts
+    return [re.sub(r"\s*%", "", text) for text in texts]
 
 
 def _has_readable_loss(losses: pd.Series, cells: Sequence[str]) -> bool:

@@ -288,7 +288,9 @@ def read_number(column: str, header: Header, text: str) -> float:
         number = plain_number(text)
         if column in TIMES:
             return number if LEAST_SECONDS <= number <= MOST_SECONDS else math.nan
-        return math.nan if column in LOSSES and math.isinf(number) else number
+        is_read = not math.isnan(number) or column in (*TRIAL_COLUMNS, *HEADERS)
+        if is_read:  # else a score in words of people, such as ~0.68
+            return math.nan if column in LOSSES and math.isinf(number) else number
 
     plain = _plain_text(text)
     if header.title == column and column in LOSSES:  # written by a program, however small

@@ -1,6 +1,7 @@
 """Answer from a table of trials, ours or that of another program."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,15 @@ from sweep.config.experiment import AnswerSettings
 from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.config.objective import LOSS, REWARD, TOKENS_TO_TARGET, Objective
 from sweep.config.settings import parse_settings
-from sweep.errors import SweepError
+from sweep.errors import SweepError, list_some
 
 REQUIRED = ("batch_size", "seed", "learning_rate")
 # Columns in which rows that are compared must agree.
-PARTITIONS = ("model", "model_size", "dataset", "schedule", "budget", "token_budget")
+PARTITIONS = ("model", "model_size", "dataset", "schedule", "budget", "token_budget", "epochs")
+AS_ENDED = ("token_budget", "epochs")  # of which our own tables have those of ended trials
+# Other settings, in which the rows of one batch size should agree.
+WITHIN_SIZE = ("weight_decay", "adam_beta2", "warmup_steps", "context_length")
+BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 OTHER_BUDGET = 1.5  # ratio of tokens from which on one batch size was trained with several budgets
 # What a table without such a column is taken to say, with the words of the answer's scope.
 DEFAULTS = {
@@ -121,10 +126,7 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
     if not is_loss:
         scope = f"{answered.scope} {size} is in the unit of {short_text(metric)}."
         answered = replace(answered, scope=scope)
-    reasons = []
-    if table.other_settings:
-        names = join(map(short_text, table.other_settings))
-        reasons.append(f"Rows that are compared differ in {names} too.")
+    reasons = _reasons_of(table, has_grids)
     unsuitable = ""
     if not is_loss and tolerance is None:
         unsuitable = f"{size} is in the unit of {short_text(metric)}, and not known to suit it."
@@ -135,6 +137,25 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
     if reasons:
         answered = replace(answered, provisional=True, reasons=[*answered.reasons, *reasons])
     return answered
+
+
+def _reasons_of(table: Table, has_grids: bool) -> list[str]:
+    """Return why an answer is provisional that is no matter of the trials alone."""
+    reasons = []
+    others = [*(table.differing if has_grids else table.other_settings)]
+    for name in () if table.is_own else WITHIN_SIZE:
+        if (table.rows.groupby("batch_size")[name].nunique() > 1).any():
+            others.append(table.titles[name])
+    if others:
+        names = join(map(short_text, others))
+        text = f"Rows that are compared differ in {names} too"
+        reasons.append(f"{text}, which is taken for noise." if has_grids else f"{text}.")
+    metric = table.titles[table.metric]
+    if BEST.search(metric):
+        reasons.append(
+            f"{short_text(metric)} is the best of several evaluations, which favours noisy trials."
+        )
+    return reasons
 
 
 def _trials_of(table: Table) -> pd.DataFrame:
@@ -171,7 +192,6 @@ def _trials_of(table: Table) -> pd.DataFrame:
             has_grids | is_tuning | ~trials.duplicated([*keys, "seed"])
         ),
         "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
-        "epochs must be the same in all rows": table.is_own or trials["epochs"].nunique() <= 1,
         "tokens_per_sequence must be the same in all rows": (
             trials["tokens_per_sequence"].nunique() <= 1
         ),
@@ -205,15 +225,15 @@ def _refuse_unclear(table: Table, required: Sequence[str]) -> None:
         flags = " ".join(f"--by {quote(title)}" for title in titles)
         raise SweepError(f"{problem}. Answer each by itself: {flags}, or a table of its own.")
     missing = [name for name in (*required, table.metric) if name not in table.titles]
-    if missing == ["seed"] and not _has_repetitions(table):
-        missing = []  # there is one training of each
+    if "seed" in missing and not _has_repetitions(table):
+        missing.remove("seed")  # there is one training of each
     if missing:
         what = "column" if len(missing) == 1 else "columns"
         not_read = f" Not read: {'; '.join(table.not_read)}." if table.ambiguous else ""
         problem = f"trials must have the {what} {join(missing)}"
         remedy = f"Add the {what}, or correct the headers"
-        if "steps" in table.titles and table.metric in missing:
-            remedy += "; or, if these steps lead to one loss, --metric steps"
+        if table.metric in missing:
+            remedy += _other_metrics(table)
         raise SweepError(f"{problem}.{not_read} {remedy}.")
     if table.ambiguous:
         problem = f"each header must have one meaning, got {'; '.join(table.not_read)}"
@@ -227,12 +247,18 @@ def _refuse_unclear(table: Table, required: Sequence[str]) -> None:
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. {remedy}.")
 
 
-def _differs(table: Table, name: str) -> bool:
-    """Return True if rows differ in a column; in tokens, if the rows of a batch size do.
+def _other_metrics(table: Table) -> str:
+    """Return the end of a sentence that proposes other columns of a table as its metric."""
+    columns = [table.titles[name] for name in (*LOSSES, "steps") if name in table.titles]
+    columns += table.ignored
+    if not columns:
+        return ""
+    return f"; or name the result by --metric, one of {list_some([*map(short_text, columns)])}"
 
-    Our own tables have the tokens that a trial had when it ended, and another column of budgets.
-    """
-    if name not in table.titles or (name == "token_budget" and table.is_own):
+
+def _differs(table: Table, name: str) -> bool:
+    """Return True if rows differ in a column; in tokens, if the rows of a batch size do."""
+    if name not in table.titles or (table.is_own and name in AS_ENDED):
         return False
     cells = table.rows[name]
     if name != "token_budget":
@@ -253,9 +279,9 @@ def _has_grids(trials: pd.DataFrame) -> bool:
 def _with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
     """Return the trials of grids of rates as a search, and the best of each batch size as final.
 
-    All have one seed: one of its own at each rate makes noise as any other does.
+    A seed of its own at each rate, or another weight decay, makes noise as anything else does.
     """
-    trials = trials.assign(seed="0")
+    trials = trials.assign(seed="0", weight_decay=math.nan, adam_beta2=math.nan)
     is_ascending = objective.direction == "minimize"
     ranked = trials.sort_values(objective.name, ascending=is_ascending, kind="stable")
     is_later = ranked.assign(label=tables.policy_labels).duplicated(["label", "batch_size"])

@@ -345,5 +345,5 @@ def test_a_table_without_stage_policy_state_and_seed_is_answered_and_says_so(tmp
     with pytest.raises(SweepError, match="without a column seed"):
         answer_of(path, "final_valid_loss", "minimize", None)
     path.write_text("batch_size,val_loss\n8,2.5\n32,2.6\n")
-    with pytest.raises(SweepError, match="columns seed and learning_rate"):
+    with pytest.raises(SweepError, match="must have the column learning_rate"):
         answer_of(path, "final_valid_loss", "minimize", None)

@@ -196,7 +196,8 @@ def test_a_study_that_searched_rates_is_answered_and_names_what_else_differed(ca
     code, text = call("answer", f"optuna:{address}/mine", "--json")
     answer = json.loads(text)
     assert code == 0 and answer["candidates"] == [32]
-    assert "Rows that are compared differ in params_dropout too." in answer["reasons"]
+    text = "Rows that are compared differ in number and params_dropout too, which is taken for"
+    assert text in " ".join(answer["reasons"])
 
 
 def test_a_grid_whose_curves_leave_no_residuals_decides_nothing(call, tmp_path):
@@ -302,7 +303,7 @@ def test_seeds_give_a_critical_batch_size_its_interval(call, tmp_path):
 @pytest.mark.parametrize(
     ("text", "flags", "problem"),
     [
-        ("bs,steps\n8,100\n16,60\n32,40\n", (), "if these steps lead to one loss, --metric steps"),
+        ("bs,steps\n8,100\n16,60\n32,40\n", (), "name the result by --metric, one of steps"),
         (STEPS + "151M,64,96000\n", (), "Answer each by itself: --by model"),
         ("bs,lr,N,D,loss\n8,1,1,1,2\n8,1,1,9,2\n", (), "itself: --by D, or a table of its own"),
         ("bs,steps to loss\n8,100\n16,60\n", (), "A fit must have 3 batch sizes"),
@@ -314,3 +315,66 @@ def test_steps_that_say_too_little_are_refused(refuse, tmp_path, text, flags, pr
     path = tmp_path.parent / "t.csv"
     path.write_text(text)
     assert problem in refuse("answer", path, *flags)
+
+
+def test_scores_of_people_are_read_in_percent(call, tmp_path):
+    path = tmp_path / "t.md"
+    rows = ["| 32 | 0.01 | ≈ 38 % |", "| 32 | 0.001 | **51.46 %** |", "| 128 | 0.1 | 9.64 % |"]
+    header = ["| Batch size | Learning rate | Validation Accuracy |", "| --: | --: | --: |"]
+    path.write_text("\n".join(header + rows))
+    answer = json.loads(call("answer", path, "--json")[1])
+    assert {row["batch_size"]: row["mean"] for row in answer["batch_sizes"]} == {
+        32: 51.46,
+        128: 9.64,
+    }
+
+
+def test_percent_signs_in_some_cells_are_ambiguous(refuse, tmp_path):
+    path = tmp_path.parent / "t.csv"
+    path.write_text("bs,lr,val_acc\n8,1e-3,0.9\n32,1e-3,85 %\n")
+    assert "got 85 % (val_acc, line 3)" in refuse("answer", path)
+
+
+def test_the_best_of_several_evaluations_is_said_to_be_it(call, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("bs,lrate,best_val_loss\n8,1e-3,2.4\n32,2e-3,2.5\n")
+    answer = json.loads(call("answer", path, "--metric", "best_val_loss", "--json")[1])
+    text = "best_val_loss is the best of several evaluations, which favours noisy trials."
+    assert text in answer["reasons"]
+
+
+def test_settings_that_differ_within_a_batch_size_are_named(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{b},{r},{0.1 * k},{y}" for k, (b, r, y) in enumerate(grid_rows())]
+    path.write_text("\n".join(["bs,lr,wdecay,val_loss", *rows]))
+    answer = json.loads(call("answer", path, "--json")[1])
+    assert answer["candidates"] == [32]
+    text = "Rows that are compared differ in wdecay too, which is taken for noise."
+    assert text in answer["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("epochs,bs,lr,val_loss\n3,8,1,2\n5,8,1,2\n", "Answer each by itself: --by epochs"),
+        ("bs,lr,best_val_loss\n8,1,2\n9,1,2\n", "by --metric, one of best_val_loss"),
+        (
+            "number,value,params_bs,params_lr\n0,1,8,1\n1,2,9,1\n",
+            "by --metric, one of number, value",
+        ),
+        ("bs,lr,trainset,val_loss\n8,1,a,2\n8,1,b,3\n", "an ignored column tells apart (--by)"),
+        ("bs,lr,model,val_loss\n8,1,,2\n9,1,b,3\n", "must be the same in all rows"),
+    ],
+)
+def test_a_table_that_lacks_something_gets_a_sentence_with_a_way_on(
+    refuse, tmp_path, text, problem
+):
+    path = tmp_path.parent / "t.csv"
+    path.write_text(text)
+    assert problem in refuse("answer", path)
+
+
+def test_parts_need_a_cell_in_each_row(refuse, tmp_path):
+    path = tmp_path.parent / "t.csv"
+    path.write_text("bs,lr,model,val_loss\n8,1,,2\n9,1,b,3\n")
+    assert "got an empty cell in line 2" in refuse("answer", path, "--by", "model")

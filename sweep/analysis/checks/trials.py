@@ -198,31 +198,34 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict | Not
     if rows["batch_size"].nunique() < 2:
         return NotApplicable()
     evidence = f"The learning rate is {_range(rows, rows['learning_rate'])}."
-    untuned = _untuned_sizes(table, rows) if table.is_own else _sizes_of_shared_rate(rows)
+    outside = _sizes_outside_of_grid(table, rows) if table.is_own else set()
+    untuned = _untuned_sizes(rows) | outside if table.is_own else _sizes_of_shared_rate(rows)
     if not untuned:
         return Verdict(evidence)
-    if any(rate.batch_size in untuned for rate in table.rates):
+    if outside:
         evidence += " Some final trials have a rate outside of those tried at their batch size."
     evidence += " A worse result may only show that the rate suits a batch size less."
-    return Verdict(evidence, batch_sizes=untuned, command=table.tuning_command)
+    return Verdict(evidence, batch_sizes=sorted(untuned), command=table.tuning_command)
 
 
-def _untuned_sizes(table: TrialTable, rows: pd.DataFrame) -> list[float]:
-    """Return the batch sizes whose rate does not come from tuning trials at several rates.
-
-    The policy's name does not matter. A rate outside of those tried was not tuned either.
-    """
-    is_tuning = rows["stage"] == "tune"
-    counts = rows[is_tuning].groupby("batch_size")["learning_rate"].nunique()
-    untuned = {*rows["batch_size"]} - {*counts.index[counts > 1]}
-    used = rows[~is_tuning].groupby("batch_size")["learning_rate"].first()
-    for rate in table.rates:
-        if rate.batch_size in used and not rate.covers(float(used[rate.batch_size])):
-            untuned.add(rate.batch_size)
-    return sorted(untuned)
+def _untuned_sizes(rows: pd.DataFrame) -> set[float]:
+    """Return the batch sizes without tuning trials at several rates, whatever the policy's name."""
+    tuning = rows[rows["stage"] == "tune"]
+    counts = tuning.groupby("batch_size")["learning_rate"].nunique()
+    return {*rows["batch_size"]} - {*counts.index[counts > 1]}
 
 
-def _sizes_of_shared_rate(rows: pd.DataFrame) -> list[float]:
+def _sizes_outside_of_grid(table: TrialTable, rows: pd.DataFrame) -> set[float]:
+    """Return the batch sizes whose final trials have a rate outside of those tried."""
+    used = rows[rows["stage"] != "tune"].groupby("batch_size")["learning_rate"].first()
+    return {
+        rate.batch_size
+        for rate in table.rates
+        if rate.batch_size in used and not rate.covers(float(used[rate.batch_size]))
+    }
+
+
+def _sizes_of_shared_rate(rows: pd.DataFrame) -> set[float]:
     """Return the batch sizes with one rate that was also tried at another batch size.
 
     A table without tuning trials does not say how its rates were chosen.
@@ -231,7 +234,7 @@ def _sizes_of_shared_rate(rows: pd.DataFrame) -> list[float]:
     rates = tried.groupby("batch_size")["learning_rate"].agg(["nunique", "first"])
     sizes_of_rate = tried.groupby("learning_rate")["batch_size"].nunique()
     is_shared = rates["first"].map(sizes_of_rate) > 1
-    return sorted(rates.index[(rates["nunique"] == 1) & is_shared])
+    return {*rates.index[(rates["nunique"] == 1) & is_shared]}
 
 
 @check(
@@ -268,6 +271,8 @@ def _describe_rates(rate: TunedRate) -> str:
     if rate.best is None:
         return f"none of {rate.tried} trials completed"
     grid = rate.trials.dropna(subset="value")["learning_rate"]  # a pruned rate bounds nothing
+    if len(rate.trials) == 1:
+        return f"{rate.best:.3g} is the only rate that was tried"
     text = f"{rate.best:.3g} is the best rate of {rate.tried} trials"
     return f"{text}, with results at {grid.min():.3g} to {grid.max():.3g}"
 
