@@ -50,8 +50,8 @@ def describe_noise(noise: NoiseOfGrids) -> str:
     return (
         "There is one seed, so the losses are the lowest points of the curves over the rates, and "
         f"the noise is that of the trials about these ({noise.deviation:.2g}, "
-        f"{noise.degrees} degrees of freedom); what another seed would change at all rates of a "
-        "batch size is not in it."
+        f"{noise.degrees} degrees of freedom), taken as similar at all batch sizes; what another "
+        "seed would change at all rates of a batch size is not in it."
     )
 
 

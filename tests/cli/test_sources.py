@@ -176,7 +176,7 @@ def test_a_grid_of_rates_without_seeds_is_answered_by_the_noise_about_its_curves
     code, text = call("answer", path, "--json")
     answer = json.loads(text)
     assert code == 0 and answer["candidates"] == [32] and answer["provisional"]
-    assert "degrees of freedom); what another seed would change" in " ".join(answer["reasons"])
+    assert "what another seed would change at all rates" in " ".join(answer["reasons"])
     assert "a search of its rate" in answer["scope"] and "one seed" in answer["scope"]
     row = answer["batch_sizes"][1]
     assert row["best_learning_rate"] == pytest.approx(1e-3, rel=0.1) and row["seeds"] == 1
