@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from sweep.config.numbers import parse_count
-from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
+from sweep.config.settings import Bytes, Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 STALL_MINUTES = 30.0
 STORING = ("run", "plan", "report", "ui")  # commands that may use the store of a sweep
@@ -27,8 +27,8 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Sequences per forward-backward; by default as many as fit."""
     accumulation: Annotated[Count | None, Flag(Group.MEMORY, metavar="N")] = None
     """Gradient accumulation steps; sets the microbatch."""
-    device_memory_bytes: Annotated[Count | None, Flag(Group.MEMORY, "device-memory", "SIZE")] = None
-    """Memory limit: 16GiB. On a CPU steps run eagerly."""
+    device_memory_bytes: Annotated[Bytes | None, Flag(Group.MEMORY, "device-memory", "SIZE")] = None
+    """Memory limit: 24GB, 47.4GiB. On a CPU steps run eagerly."""
     activation_checkpointing: Annotated[bool, Flag(Group.MEMORY)] = False
     """Recompute activations: less memory, more time."""
     loss_chunk_rows: Annotated[CountOrZero | None, Flag(Group.MEMORY, metavar="N")] = None

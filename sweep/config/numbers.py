@@ -1,4 +1,4 @@
-"""Numbers as people write them: 327M, 16GiB, 1,8,32, 1..512."""
+"""Numbers as people write them: 327M, 24GB, 47.4GiB, 1,8,32, 1..512."""
 
 import json
 import re
@@ -7,8 +7,11 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+from pydantic import ByteSize, TypeAdapter
+
 from sweep.errors import SweepError
 
+SIZES = TypeAdapter(ByteSize)
 MOST_BATCHES = 64  # in one experiment
 MOST_BUDGETS = 16  # in one sweep
 LEAST_BUDGET_RATIO = 1.5  # least ratio of a budget to the one before
@@ -16,20 +19,21 @@ MOST_SECONDS = 30 * 86400  # largest budget of time
 EXAMPLES = {
     "the budget": "327.68M or 10min",
     "budget": "327.68M",
-    "memory": "16GiB",
     "batches": "1,8,32",
 }
 EXAMPLES |= {"max_seeds": "8", "seeds": "8, or auto"}
 EXAMPLES |= {"number of tokens": "64ktok or 64Kitok", "tokens": "1B", "params": "350M"}
-SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+# 24GB, 47.4GiB, 15.99 GiB, 81559MiB; 16Gi as in Kubernetes.
+SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kmgt]?b?|[kmgt]ib?)", re.IGNORECASE)
+MOST = 10**18
 TOKENS = re.compile(r"(.+?)(Ki|Mi|Gi|)tok")  # a batch size in tokens: 64ktok, 64Kitok
 BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # by unit
 
 
 def parse_count(text: str | int | float, subject: str = "number", least: int = 1) -> int:
-    """Read a whole number of at least `least`: `327.68M`, `3.2768e8`, `16GiB`, `1000`."""
+    """Read a whole number of at least `least`: `327.68M`, `3.2768e8`, `1000`."""
     written = str(text).strip().replace("_", "")
     suffix = next((suffix for suffix in SUFFIXES if written.endswith(suffix)), "")
     try:
@@ -41,9 +45,28 @@ def parse_count(text: str | int | float, subject: str = "number", least: int = 1
         problem = f"must be a whole number of at least {least}, got {text!r}"
         example = next((EXAMPLES[name] for name in EXAMPLES if name in subject), "8")
         raise SweepError(f"{subject} {problem}. Write it such as {example}.")
-    if value > 10**18:
+    if value > MOST:
         raise SweepError(f"{subject} must be at most 1e18, got {text!r}. Lower it.")
     return int(value)
+
+
+def parse_bytes(text: str | int, subject: str = "memory") -> int:
+    """Read a size in bytes, down to whole ones: GB is 10⁹ bytes and GiB 2³⁰.
+
+    Raises:
+        SweepError: if it is not from 1 to 10¹⁸ bytes.
+    """
+    match = SIZE.fullmatch(str(text).strip())
+    size = 0
+    if match is not None:
+        unit = match[2] + "B" if match[2].lower().endswith("i") else match[2]
+        size = int(SIZES.validate_python(match[1].replace("_", "") + unit))
+    if not 1 <= size <= MOST:
+        raise SweepError(
+            f"{subject} must be a size of 1 to 1e18 bytes, got {text!r}. Write it such as 24GB "
+            "(10⁹ bytes each) or 47.4GiB (2³⁰)."
+        )
+    return size
 
 
 def parse_budget(value: Any) -> int | str | tuple[int, ...]:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError, ValidationError
 
-from sweep.config.numbers import parse_count
+from sweep.config.numbers import parse_bytes, parse_count
 from sweep.errors import SweepError, did_you_mean
 
 Table = TypeVar("Table", bound="Settings")
@@ -186,9 +186,15 @@ def one_of(*names: str) -> AfterValidator:
 
 
 def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:
-    return parse_count(value, str(info.field_name).removesuffix("_bytes"), least)
+    return parse_count(value, str(info.field_name), least)
+
+
+def _read_bytes(value: Any, info: ValidationInfo) -> int:
+    name = str(info.field_name).removesuffix("_bytes").replace("_", "-")
+    return parse_bytes(value, name)
 
 
 Count = Annotated[int, BeforeValidator(_read_count)]
+Bytes = Annotated[int, BeforeValidator(_read_bytes)]
 CountOrZero = Annotated[int, BeforeValidator(partial(_read_count, least=0))]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]

@@ -1,6 +1,8 @@
 """Numbers as people write them, settings, experiments from TOML and flags, and user code."""
 
+import re
 import sys
+from decimal import Decimal
 
 import pytest
 
@@ -12,6 +14,7 @@ from sweep.config.numbers import (
     format_count,
     format_seconds,
     parse_batches,
+    parse_bytes,
     parse_count,
 )
 from sweep.config.settings import merge_settings, parse_settings, settings_of
@@ -22,7 +25,7 @@ from sweep.training.process import run_job
 from sweep.usercode.identity import check_code, describe_objects, identify_code
 
 COUNTS = {"327.68M": 327680000, "3.2768e8": 327680000, "0.3268M": 326800, "200k": 200000}
-COUNTS |= {"1B": 10**9, "16G": 16 * 10**9, "16GiB": 16 * 2**30, "1.5MiB": 3 * 2**19}
+COUNTS |= {"1B": 10**9, "16G": 16 * 10**9}
 COUNTS |= {65536: 65536, "1_000": 1000}
 NONSENSE = ("", "x", "-5", "0", "1.5", "nan", "inf", "1e99", "1e999999M", "3MM", "M", "1 2", "0x10")
 
@@ -36,6 +39,39 @@ def test_counts(text, value):
 def test_nonsense_counts_are_refused_with_what_would_be_right(text):
     with pytest.raises(SweepError, match="budget must be"):
         parse_count(text, "budget")
+
+
+# As the five older systems, vendors, nvidia-smi, docker and Kubernetes write them.
+SIZES = {"24GB": 24 * 10**9, "80GB": 80 * 10**9, "16GiB": 16 * 2**30, "1.5MiB": 3 * 2**19}
+SIZES |= {"47.4GiB": int(47.4 * 2**30), "15.99 GiB": int(15.99 * 2**30), "28.49 GiB": 30590904565}
+SIZES |= {"81559MiB": 81559 * 2**20, "16g": 16 * 10**9, "16Gi": 2**34, "2.7 gb": 2700000000}
+SIZES |= {65536: 65536, "65_536": 65536}
+
+
+# All sizes in the documents of the five older systems.
+OLDER = "0.116GB|0.48GB|1.89 GB|2.7GB|2.73 GB|2.87 GB|3 GB|3.28 GB|4 GB|5.2 GB|6GB|6.34 GB|8.91 GB"
+OLDER += "|9 GB|12 GB|12GB|15.99 GiB|16 GB|16 GiB|16GB|18GB|21.4 GB|21.78 GB|21.78GB|23.50 GB"
+OLDER += "|24GB|28.49 GiB|41.06 GB|44.3 GB|47.4 GB|47.6 GB|48GB|80GB|256.00 MiB"
+
+
+@pytest.mark.parametrize("text", OLDER.split("|"))
+def test_sizes_of_the_older_systems(text):
+    number, unit = re.fullmatch(r"([\d.]+) ?(\w+)", text).groups()
+    scale = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}[unit]
+    assert parse_bytes(text) == int(Decimal(number) * scale)
+
+
+@pytest.mark.parametrize(("text", "value"), SIZES.items())
+def test_sizes(text, value):
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-5GB", "0", "24GB of", "64Gbit", "½GB", "1e9", "9999999999TB", "nan"]
+)
+def test_nonsense_sizes_are_refused(text):
+    with pytest.raises(SweepError, match="memory must be a size"):
+        parse_bytes(text)
 
 
 def test_batches_are_lists_or_ranges_of_powers_of_two():

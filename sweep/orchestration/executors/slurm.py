@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from sweep.config.execution import Execution
-from sweep.config.numbers import parse_count
+from sweep.config.numbers import parse_bytes, parse_count
 from sweep.config.settings import Group, RunFlag, Settings
 from sweep.errors import SweepError
 from sweep.orchestration.executors.base import Executor
@@ -74,7 +74,7 @@ def parse_request(text: str | None) -> JobRequest:
             parameters[f"slurm_{key}"] = words[key]
     jobs = parse_count(words["jobs"], "slurm's jobs")
     if "memory" in words:
-        parameters["mem_gb"] = parse_count(words["memory"], "slurm's memory") / 2**30
+        parameters["mem_gb"] = parse_bytes(words["memory"], "slurm's memory") / 2**30
     if "cores" in words:
         parameters["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
     return JobRequest(cluster, jobs, parameters)
