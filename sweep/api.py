@@ -10,6 +10,7 @@ from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.orchestration.budgets import estimate_plans, following_requests, make_plans
 from sweep.orchestration.estimates import estimate
+from sweep.orchestration.execution import is_for_elsewhere
 from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.planning import Planned, make_plan, whole_plan
 from sweep.orchestration.progress import Progress
@@ -39,7 +40,8 @@ def plan_sweep(
     With a budget of time and no `timing`, the tokens and steps of trials are 0: not known yet.
     """
     request = read_request(experiment, {**settings}, out)
-    return whole_plan(estimate_plans(make_plans(request), request))
+    is_elsewhere = is_for_elsewhere(request.execution)
+    return whole_plan(estimate_plans(make_plans(request, is_elsewhere), request))
 
 
 def run_sweep(

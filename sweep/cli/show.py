@@ -11,7 +11,8 @@ from rich.text import Text
 from sweep.cli.options import build_console, echo, print_document, say
 from sweep.config.arms import Arm
 from sweep.config.execution import Execution
-from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.config.gpus import find_gpu
+from sweep.config.numbers import format_both, format_bytes, format_count, format_seconds
 from sweep.config.objective import LOSS, Objective
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.trial import tokenizer_of
@@ -232,10 +233,21 @@ def _plan_lines(plan: Plan, is_verbose: bool) -> list[dict[str, str | None]]:
             "warmup": f"{first.warmup_steps:,}" if has_warmup and first.tokens else None,
             "microbatch": " × ".join(map(str, factors)) if has_microbatches else None,
             "memory": format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
-            "time": _total_time(rows, plan.execution.alone()),
+            "time": _time_of_line(rows, plan),
         }
         lines.append(cells)
     return lines
+
+
+def _time_of_line(rows: Sequence[PlannedTrial], plan: Plan) -> str:
+    """Write the time of some trials; with both ends if no step was measured."""
+    total = total_seconds(rows, plan.execution.alone())
+    if total is None:
+        return "unknown"
+    factor = plan.forecast_factor
+    if plan.execution.gpu is None or factor is None:
+        return format_seconds(total)
+    return f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
 
 
 def _in_tokens(batch_size: int, plan: Plan) -> str | None:
@@ -370,6 +382,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Sizes": "; ".join(sizes),
         "Warmup": _shortened_warmup(plan),
         "Microbatch": _undivided_batches(plan),
+        "GPU": _about_gpu(plan.execution),
         "Memory": plan.execution.reason,
         "At once": _describe_sharing(plan),
         "Epochs of the data": epochs,
@@ -378,6 +391,14 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Total": _about_total(plan, to_run),
         "Price": _about_price(plan, to_run),
     }
+
+
+def _about_gpu(execution: Execution) -> str:
+    """Name the GPU that a plan was made for, and its memory."""
+    if execution.gpu is None:
+        return ""
+    gpu = find_gpu(execution.gpu)
+    return f"{gpu.title}, which has {format_both(gpu.memory_bytes)} in PyTorch; nothing is measured"
 
 
 def _price_of(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:

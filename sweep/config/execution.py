@@ -3,19 +3,25 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from sweep.config.gpus import find_gpu
 from sweep.config.numbers import parse_count
 from sweep.config.settings import Bytes, Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 STALL_MINUTES = 30.0
 STORING = ("run", "plan", "report", "ui")  # commands that may use the store of a sweep
 FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
+GpuFlag = Flag(Group.MEMORY, metavar="NAME", commands=("plan", "forecast", "probe"))
 MEASURING = (*Flag.commands, "time")
 
 
 def _read_at_once(value: Any) -> Any:
     return value if value == "auto" else parse_count(value, "at_once")
+
+
+def _read_gpu(value: str | None) -> str | None:
+    return None if value is None else find_gpu(value).name
 
 
 class Execution(Settings, use_attribute_docstrings=True):
@@ -29,6 +35,8 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Gradient accumulation steps; sets the microbatch."""
     device_memory_bytes: Annotated[Bytes | None, Flag(Group.MEMORY, "device-memory", "SIZE")] = None
     """Memory limit: 24GB, 47.4GiB. On a CPU steps run eagerly."""
+    gpu: Annotated[str | None, AfterValidator(_read_gpu), GpuFlag] = None
+    """Plan for a GPU that is not here: h100, a100-80, 4090, l4, …; for probe its memory."""
     activation_checkpointing: Annotated[bool, Flag(Group.MEMORY)] = False
     """Recompute activations: less memory, more time."""
     loss_chunk_rows: Annotated[CountOrZero | None, Flag(Group.MEMORY, metavar="N")] = None
@@ -60,6 +68,14 @@ class Execution(Settings, use_attribute_docstrings=True):
     evaluation_batch_size: int = 32  # sequences
     checkpoint_seconds: float = 60.0  # longest time between two checkpoints
     reason: str = ""  # why no forecast bounds the microbatch, or why steps may not fit
+
+    @property
+    def known_memory_bytes(self) -> int | None:
+        """The memory limit, or that of the GPU that is named, the less of both; None: neither."""
+        limits = [] if self.device_memory_bytes is None else [self.device_memory_bytes]
+        if self.gpu is not None:
+            limits.append(find_gpu(self.gpu).memory_bytes)
+        return min(limits, default=None)
 
     @property
     def misfit(self) -> str:

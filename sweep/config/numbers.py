@@ -26,6 +26,7 @@ EXAMPLES |= {"number of tokens": "64ktok or 64Kitok", "tokens": "1B", "params": 
 SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 # 24GB, 47.4GiB, 15.99 GiB, 81559MiB; 16Gi as in Kubernetes.
 SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kmgt]?b?|[kmgt]ib?)", re.IGNORECASE)
+DECIMAL_SIZES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 MOST = 10**18
 TOKENS = re.compile(r"(.+?)(Ki|Mi|Gi|)tok")  # a batch size in tokens: 64ktok, 64Kitok
 BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -198,6 +199,12 @@ def format_bytes(number: float) -> str:
         if abs(number) / size >= 0.9995:  # also what rounds to 1
             return f"{_three_digits(number / size)} {suffix}"
     return f"{number:.0f} B"
+
+
+def format_both(number: int) -> str:
+    """Write a size in units of 1,024 and of 1,000: `22.4 GiB (24 GB)`."""
+    suffix, size = next((s for s in DECIMAL_SIZES if number >= s[1]), DECIMAL_SIZES[-1])
+    return f"{format_bytes(number)} ({_three_digits(number / size)} {suffix})"
 
 
 def format_seconds(seconds: float) -> str:

@@ -36,6 +36,7 @@ class Overrides(Keywords, total=False):
     examples_per_epoch: int | str | None
     executor: str | None
     generation_batch_size: int | str | None
+    gpu: str | None
     group_size: int | str | None
     init: str | None
     keep: Literal["none", "weights", "checkpoints"] | None

@@ -22,7 +22,7 @@ def usable_memory(execution: Execution) -> int:
     usable_bytes = memory_limit(execution)
     if execution.device_type != "cpu":
         usable_bytes = int(usable_bytes * USABLE_SHARE)
-    elif execution.device_memory_bytes is not None:
+    elif execution.known_memory_bytes is not None:
         usable_bytes = int(usable_bytes / FORECAST_MARGIN)
     if execution.trials_at_once > 1:
         is_cpu = execution.device_type == "cpu"

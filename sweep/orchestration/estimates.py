@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sweep.config.gpus import Gpu, find_gpu
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.data.tokens import count_windows, find_prepared
@@ -27,6 +28,8 @@ LOG = logging.getLogger(__name__)
 UNCERTAIN = 1.5  # factor of uncertainty of a measurement on an idle machine, docs/planning.md
 BUSY = 0.15  # other programs' share of the processors
 TIMING_SECONDS = 60  # a plan does not wait longer for an estimate of its time
+ASSUMED_SHARES = (0.2, 0.45)  # of the peak rate, on a GPU where nothing was measured
+LEAST_STEP = 0.002  # seconds, for the same
 LONGEST_STEP = 2.0  # seconds; longer steps are not timed
 
 
@@ -113,11 +116,14 @@ def estimate_seconds(
         medians = {size: statistics.median(of_size) for size, of_size in times.items()}
         per_step, per_sequence, factor = fit_step_time(medians)
         outside = statistics.median(r.seconds_total - r.seconds_training for r in complete)
+    elif plan.execution.gpu is not None:
+        return _assumed_seconds(plan, rows, find_gpu(plan.execution.gpu))
     else:
         config = plan.trial_config(max(rows, key=lambda row: row.batch_size))
         try:
             measured, load = run_job(time_steps, config, seconds=TIMING_SECONDS)
         except SweepError as error:
+            reason = "a step cannot run here"
             if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
                 reason = f"timing a few steps took longer than {TIMING_SECONDS} s"
             return [None] * len(rows), None, reason
@@ -147,6 +153,34 @@ def estimate_seconds(
         if is_timed and plan.measures_noise(row):
             probed = settings.noise_scale.share * sequences
         seconds.append(training + outside + probed * per_sequence)
+    return seconds, factor, reason
+
+
+def _assumed_seconds(
+    plan: Plan, rows: Sequence[PlannedTrial], gpu: Gpu
+) -> tuple[list[float | None], float | None, str]:
+    """Return seconds on a GPU that is not here, by an assumed share of its peak rate.
+
+    Returns:
+        As `estimate_seconds`: the geometric mean of both ends, and their ratio to it.
+    """
+    peak = gpu.peak_of(plan.settings.precision)
+    flops = plan.model.flops_per_token
+    if peak is None:
+        reason = f"the peak rate of {gpu.name} in {plan.settings.precision} is not known"
+        return [None] * len(rows), None, reason
+    if not flops or plan.settings.workload.samples:
+        return [None] * len(rows), None, "the FLOPs of a step are not known"
+    low, high = ASSUMED_SHARES
+    factor = math.sqrt(high / low)
+    rate = math.sqrt(low * high) * peak * plan.execution.devices
+    seconds: list[float | None] = []
+    for row in rows:
+        course = plan.course(row)
+        training = plan.tokens_per_sequence * course.sequences_at(course.steps) * flops / rate
+        seconds.append(max(training, course.steps * LEAST_STEP * factor))
+    text = f"{low:.0%} to {high:.0%} of the peak of {gpu.name} are assumed, and at least "
+    reason = f"{text}{1000 * LEAST_STEP:g} ms a step, without evaluations"
     return seconds, factor, reason
 
 

@@ -42,6 +42,19 @@ class Machine:
     gpus: int = 1  # that share the cores; 1 on a CPU, and for other machines
 
 
+def is_for_elsewhere(chosen: Execution) -> bool:
+    """Return True if a plan is for a GPU that is named, or for one where this machine has none."""
+    if chosen.gpu is not None:
+        return True
+    return chosen.device_type == "cuda" and not run_job(_has_device, chosen.device)
+
+
+def _has_device(name: str) -> bool:
+    from sweep.training.device import is_available
+
+    return is_available(name)
+
+
 def inspect_machine(chosen: Execution, is_elsewhere: bool) -> Machine:
     """Inspect this machine in a child process, which imports torch and may use the device.
 

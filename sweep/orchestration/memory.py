@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from sweep.config.gpus import find_gpu
 from sweep.config.models import SIZES
-from sweep.config.numbers import nearest_multiples
+from sweep.config.numbers import nearest_multiples, parse_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
@@ -58,7 +59,8 @@ def _head(plan: Plan, sizes_in_run: Mapping[str, int] | None) -> dict[str, Any]:
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
         "sizes_in_run": sizes_in_run,
-        "device_memory_bytes": plan.execution.device_memory_bytes,
+        "device_memory_bytes": plan.execution.known_memory_bytes,
+        "gpu": plan.execution.gpu,
         "group_size": plan.settings.workload.sequences_per_group,
         "samples": plan.settings.workload.samples,
         "device": plan.execution.device,
@@ -96,7 +98,10 @@ def forecast_memory(
     The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
     microbatches are those of the plan; with neither it nor `microbatch` the whole batch is one.
     """
-    request, sizes_in_run = _read_request(experiment, {"device": "cpu", **settings})
+    values: dict[str, Any] = {**settings}
+    if values.get("device") is None and values.get("gpu") is None:
+        values["device"] = "cpu"
+    request, sizes_in_run = _read_request(experiment, values)
     plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
     # In a child process, because it runs the user's code.
     forecast: dict[str, Any] = run_job(_forecast_plan, plan, request.chooses_microbatch)
@@ -113,7 +118,7 @@ def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
 
     limit_bytes = None
     largest = None
-    if plan.execution.device_memory_bytes is not None:
+    if plan.execution.known_memory_bytes is not None:
         limit_bytes = usable_memory(plan.execution)
         largest = forecasts.find_largest(whole_steps[last], limit_bytes, is_accumulated=False)
         if not chooses_microbatch:
@@ -177,7 +182,14 @@ def probe_memory(
     On a CPU `device_memory` is half of the available memory by default. With a `microbatch`
     nothing is searched.
     """
-    request, sizes_in_run = _read_request(experiment, {**settings})
+    values: dict[str, Any] = {**settings}
+    gpu = values.pop("gpu", None)  # only its memory counts: steps are measured here
+    if gpu is not None:
+        limits = [find_gpu(gpu).memory_bytes]
+        if values.get("device_memory") is not None:
+            limits.append(parse_bytes(values["device_memory"], "device-memory"))
+        values["device_memory"] = min(limits)
+    request, sizes_in_run = _read_request(experiment, values)
     is_search = not request.chooses_microbatch
     if not is_search and (largest or multiple != 1 or soak):
         searching = "largest, multiple and soak belong to the search for a microbatch"

@@ -88,6 +88,8 @@ def read_request(
     command, unrecorded = record_command(experiment, settings, out)
     services = parse(services_table(executors_of(settings)))
     execution = parse(Execution)
+    if execution.gpu is not None and execution.device == "auto":
+        execution = execution.model_copy(update={"device": "cuda"})
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
     refuse_without_effect(parsed, settings)
     if services.timing is not None and parsed.time_budget_seconds is None:
@@ -137,5 +139,6 @@ def record_command(
     for name in ("storage", "tracking_uri"):
         if name in settings and without_secrets(settings[name]) != str(settings[name]):
             secret.append(name)
-    words = {name: value for name, value in settings.items() if name not in secret}
+    left_out = {*secret, "gpu"}  # which is about another machine than the one that runs
+    words = {name: value for name, value in settings.items() if name not in left_out}
     return typed_command(experiment, {**words, "out": out}), tuple(secret)

@@ -37,7 +37,7 @@ from sweep.analysis.rate_rules import (
 )
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.analysis.tables import format_range
-from sweep.config.numbers import format_bytes, format_count, format_seconds, short
+from sweep.config.numbers import format_both, format_bytes, format_count, format_seconds, short
 from sweep.config.objective import LOSS
 from sweep.config.optimizers import optimizer_facts
 from sweep.config.workloads import FINAL_PROMPTS
@@ -432,6 +432,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "short_count": format_count,
     "seconds": format_seconds,
     "bytes": format_bytes,
+    "both": format_both,
 }
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
 MARKDOWN.filters |= {

@@ -16,14 +16,12 @@ from typing import Self
 import torch
 
 from sweep.config.execution import Execution
+from sweep.config.gpus import gpu_of_device
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, text_of
-from sweep.resources import read_toml
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
-# Peaks by patterns of device names; the first pattern that matches.
-PEAK_FLOPS: dict[str, float] = read_toml(__file__, "peak_flops.toml")
 # Variables that limit the instructions of torch, oneDNN and MKL, and so may change the last bits.
 INSTRUCTION_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -113,6 +111,10 @@ def available_cores() -> int:
 
 def total_memory(device: torch.device) -> int:
     """Return the bytes of a device; for a CPU half of what it and its cgroups have available."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SweepError(
+            "the memory of the GPU must be known. Name it by --gpu or --device-memory."
+        )
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "mps":
@@ -129,11 +131,12 @@ def total_memory(device: torch.device) -> int:
 
 
 def memory_limit(execution: Execution) -> int:
-    """Return the bytes that a trial may take: its part of the limit that is set, or the device's.
+    """Return the bytes that a trial may take: its part of the limit that is set, of the GPU that
+    is named, or of the device here.
 
     Trials that share a device have equal parts.
     """
-    limit_bytes = execution.device_memory_bytes
+    limit_bytes = execution.known_memory_bytes
     if limit_bytes is None:
         limit_bytes = total_memory(torch.device(execution.device))
     return limit_bytes // execution.trials_at_once
@@ -155,19 +158,13 @@ def instruction_set() -> str:
     return " ".join([torch.backends.cpu.get_cpu_capability(), *limits])
 
 
-def peak_flops(name: str) -> float | None:
-    for words, peak in PEAK_FLOPS.items():
-        if re.search(rf"\b({words})\b", name):
-            return peak
-    return None
-
-
 def flop_utilization(config: TrialConfig, device: torch.device, rate: float) -> float | None:
     """Return the share of the devices' peak FLOPs at a rate in tokens/s; None if not known."""
     flops = config.flops_per_token
     if not flops or device.type != "cuda" or not config.science.precision.startswith("bf16"):
         return None
-    peak = peak_flops(device_name(device))
+    gpu = gpu_of_device(device_name(device))
+    peak = gpu.peak_of(config.science.precision) if gpu else None
     return rate * flops / (peak * config.execution.devices) if peak else None
 
 

@@ -13,7 +13,6 @@ from sweep.training import device
 from sweep.training.device import (
     is_out_of_memory,
     memory_limit,
-    peak_flops,
     resolve_device,
     total_memory,
 )
@@ -50,23 +49,6 @@ def test_devices_are_resolved_or_refused():
     for asked in ("tpu", "cuda:99", "meta", "cpux"):
         with pytest.raises(SweepError, match="device must be"):
             resolve_device(asked)
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200 NVL", 835e12),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA L4", 121e12),
-        ("NVIDIA L40", 181e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA T400", None),
-    ],
-)
-def test_peak_rates_belong_to_whole_words_of_a_name(name, peak):
-    assert peak_flops(name) == peak
 
 
 NESTED = {

@@ -238,6 +238,7 @@ def plan(
     from sweep.cli.show import print_plans
     from sweep.orchestration.budgets import estimate_plans, make_plans
     from sweep.orchestration.estimates import cost_on_cluster, parse_cluster
+    from sweep.orchestration.execution import is_for_elsewhere
     from sweep.orchestration.holding import holding
     from sweep.orchestration.planning import save_plan
     from sweep.orchestration.request import read_request
@@ -246,7 +247,8 @@ def plan(
     request = read_request(experiment, settings, out)
     folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
-    plans = estimate_plans(make_plans(request, is_elsewhere=size is not None), request)
+    is_elsewhere = size is not None or is_for_elsewhere(request.execution)
+    plans = estimate_plans(make_plans(request, is_elsewhere), request)
     if out and plans[0].plan.awaits_times:
         raise SweepError(
             "a plan with a --budget of time is written once its steps are timed. Name a --timing, "

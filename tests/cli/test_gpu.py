@@ -1,0 +1,57 @@
+"""Plans and forecasts for a GPU that is not here."""
+
+import json
+
+import pytest
+
+from sweep.config.gpus import GPUS
+
+PLAN = ("plan", "quick", "--budget", "100k", "--batches", "4,16", "--json")
+
+
+def test_a_plan_for_a_named_gpu_has_its_memory_and_an_assumed_time(call):
+    code, text = call(*PLAN, "--gpu", "RTX 4090")
+    plan = json.loads(text)
+    assert code == 0
+    seconds = {trial["batch_size"]: trial["forecast_seconds"] for trial in plan["trials"]}
+    steps = {trial["batch_size"]: trial["steps"] for trial in plan["trials"]}
+    assert all(seconds[size] == pytest.approx(0.003 * steps[size]) for size in (4, 16))
+    code, text = call(*PLAN[:-1], "--gpu", "4090")
+    assert "20% to 45% of the peak of 4090 are assumed, and at least 2 ms a step" in text
+    assert "23.6 GiB (25.3 GB) in PyTorch; nothing is measured" in text
+    assert "bf16 on cuda" in text and "sweep run quick --budget 100k --batches 4,16" in text
+
+
+def test_a_plan_for_a_gpu_without_a_name_has_no_time(call):
+    code, text = call(*PLAN[:-1], "--device", "cuda")
+    text = " ".join(text.split())
+    assert code == 0 and "estimated time unknown, because a step cannot run here" in text
+    assert "by --gpu or --device-memory" in text
+    code, text = call(*PLAN, "--device", "cuda", "--device-memory", "24GB")
+    assert code == 0 and {t["forecast_seconds"] for t in json.loads(text)["trials"]} == {None}
+
+
+def test_the_microbatches_of_a_plan_are_bounded_by_the_memory_of_the_gpu(call):
+    sizes = {}
+    for gpu in ("h200", "t4"):
+        arguments = ("plan", "tinystories", "--batches", "256", "--budget", "10M", "--json")
+        plan = json.loads(call(*arguments, "--gpu", gpu, "--context", "1024")[1])
+        sizes[gpu] = plan["trials"][0]["microbatch_size"]
+    assert sizes["t4"] <= sizes["h200"] <= 64  # 65,536 tokens
+
+
+def test_a_forecast_for_a_gpu_says_what_fits_it(call):
+    arguments = ("forecast", "quick", "--batches", "4,16", "--json")
+    forecast = json.loads(call(*arguments, "--gpu", "l4")[1])
+    assert forecast["gpu"] == "l4" and forecast["device"] == "cuda"
+    assert forecast["device_memory_bytes"] == GPUS["l4"].memory_bytes
+    assert forecast["usable_bytes"] == int(0.9 * GPUS["l4"].memory_bytes)
+    assert "limit 22 GiB (23.6 GB), for the GPU l4." in call(*arguments[:-1], "--gpu", "l4")[1]
+
+
+def test_a_gpu_is_no_flag_of_a_run(refuse):
+    assert "No such option" in refuse("run", "quick", "--gpu", "h100")
+
+
+def test_an_unknown_gpu_is_refused(refuse):
+    assert "Name one of a100-80, a100-40" in refuse("plan", "quick", "--gpu", "a100")
