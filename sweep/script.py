@@ -102,23 +102,32 @@ def training_arguments(arguments: Any) -> Any:
     """Set the values of this trial on the arguments of a Trainer of transformers or TRL.
 
     Sets batch size, accumulation, steps, learning rate and seed; evaluates before the first step
-    and about 20 times; keeps the schedule, the optimizer and its other values. Outputs go to the
-    folder of the trial. Changes nothing unless `sweep` started the script.
+    and about 20 times; keeps the schedule, the optimizer and its other values. Completions of GRPO
+    are sampled anew for each step. Outputs go to the folder of the trial. Changes nothing unless
+    `sweep` started the script.
 
     Args:
         arguments: transformers.TrainingArguments, or a class derived from it, such as SFTConfig.
 
     Returns:
         The same object.
+
+    Raises:
+        ValueError: if the Trainer may change the batch size (`auto_find_batch_size`).
     """
     trial = settings()
     if trial is None:
         return arguments
+    if getattr(arguments, "auto_find_batch_size", False):
+        raise ValueError("auto_find_batch_size must be off, because it changes the batch size.")
     arguments.per_device_train_batch_size = trial.microbatch_size
     arguments.gradient_accumulation_steps = trial.accumulation
     arguments.max_steps = trial.steps
     arguments.learning_rate = trial.learning_rate
     arguments.seed = trial.seed
+    if hasattr(arguments, "steps_per_generation"):  # GRPO derived them from the former values
+        arguments.steps_per_generation = trial.accumulation
+        arguments.generation_batch_size = trial.batch_size
     arguments.dataloader_drop_last = True
     arguments.output_dir = trial.resume
     arguments.eval_strategy = type(arguments.eval_strategy)("steps")

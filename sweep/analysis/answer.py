@@ -395,10 +395,11 @@ def _recommend(rows: Sequence[BatchSizeAnswer], comparison: Comparison) -> tuple
         is_bounded = np.isfinite(0.0 if decision.rates is None else decision.rates.regret_high)
         worst = np.where(is_bounded & np.isfinite(decision.gap_high), decision.gap_high, math.inf)
         means = np.where(np.isnan(decision.mean), math.inf, decision.best_estimate)
-        best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
         reason = "gives up least in the worst case"
-        if math.isinf(worst[best]):
+        if np.isinf(worst[decision.may_be_best]).all():
+            worst = np.where(decision.may_be_best, 0.0, math.inf)
             reason = "has the best estimate"
+        best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
         return rows[best].batch_size, f"no batch size is known to be {close}, and this one {reason}"
 
     if len(eligible) == 1:

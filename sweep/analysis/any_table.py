@@ -33,6 +33,7 @@ from sweep.analysis.cells import (
     is_text,
     match_header,
     may_be_decimal_comma,
+    may_be_setting,
     plain_number,
     read_headers,
     read_number,
@@ -69,7 +70,9 @@ class Table:
     left_out: tuple[str, ...]  # rows, with reasons
     ignored: tuple[str, ...]  # headers
     ambiguous: dict[str, str]  # why headers are not read, by header
-    differing: tuple[str, ...]  # ignored headers in which rows differ, but for names of the rows
+    differing: tuple[str, ...]  # ignored headers in which rows differ, but for names and results
+    # those of them whose cells are the same at one batch size, and differ between these
+    confounded: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     metric: str = "final_valid_loss"
     unit: str = "line"  # the unit of the index
@@ -236,21 +239,24 @@ def split_cells(cells: TextTable, by: Sequence[str]) -> dict[str, TextTable]:
             raise SweepError(f"--by must be a column of settings, got {name!r}; there are {known}.")
         places.append(cells.header.index(title))
 
-    rows: dict[str, list[int]] = {}
+    rows: dict[tuple[str, ...], list[int]] = {}
     for index, row in enumerate(cells.rows):
         values = [row[place].strip() for place in places]
         if "" in values:
             name = by[values.index("")]
             where = f"{cells.unit} {cells.numbers[index]}"
             raise SweepError(f"{name} must be given in each row, got an empty cell in {where}.")
-        rows.setdefault(", ".join(values), []).append(index)
-    return {
-        label: cells._replace(
+        rows.setdefault(tuple(values), []).append(index)
+    labels = [", ".join(values) for values in rows]
+    if len({*labels}) < len(labels):  # cells with commas
+        labels = [", ".join(map(repr, values)) for values in rows]
+    parts = {}
+    for label, indices in zip(labels, rows.values(), strict=True):
+        parts[label] = cells._replace(
             rows=[cells.rows[index] for index in indices],
             numbers=[cells.numbers[index] for index in indices],
         )
-        for label, indices in rows.items()
-    }
+    return parts
 
 
 def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
@@ -296,6 +302,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
 
     ignored = _ignored_headers(cells, columns)
     known = [row for row, reason in zip(cells.rows, reasons, strict=True) if not reason]
+    known_sizes = [size for size, reason in zip(sizes, reasons, strict=True) if not reason]
+    differing = _find_differing(cells.header, known, ignored)
     left_out = [
         f"{cells.unit} {number} ({reason})"
         for number, reason in zip(cells.numbers, reasons, strict=True)
@@ -312,7 +320,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         left_out=(*cells.left_out, *left_out),
         ignored=tuple(ignored),
         ambiguous=ambiguous,
-        differing=tuple(_find_differing(cells.header, known, ignored)),
+        differing=tuple(differing),
+        confounded=tuple(_find_confounded(cells.header, known, known_sizes, differing)),
         remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
@@ -342,16 +351,42 @@ def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
 def _find_differing(
     header: Sequence[str], rows: Sequence[Sequence[str]], ignored: Sequence[str]
 ) -> list[str]:
-    """Return the ignored headers in which rows differ, but for names of the rows."""
+    """Return the ignored headers in which rows differ, but for names and results of the rows."""
     differing = []
     for title in ignored:
         cells = [row[header.index(title)].strip() for row in rows]
         values = {*cells} - {""}
         has_words = any(math.isnan(plain_number(value)) for value in values)
         is_name = has_words and len(values) == len(rows)
-        if len({*cells}) > 1 and not is_name:
+        if len({*cells}) > 1 and not is_name and (is_setting(title) or may_be_setting(title)):
             differing.append(title)
     return differing
+
+
+def _find_confounded(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sizes: Sequence[float],
+    differing: Sequence[str],
+) -> list[str]:
+    """Return the headers whose cells are the same at one batch size, and differ between these.
+
+    A text with the number of the batch size is its name.
+    """
+    confounded = []
+    for title in differing:
+        place = header.index(title)
+        cells: dict[float, set[str]] = {}
+        for row, size in zip(rows, sizes, strict=True):
+            cells.setdefault(size, set()).add(row[place].strip())
+        is_constant = all(len(of_size) == 1 for of_size in cells.values())
+        is_name = all(
+            re.search(rf"(?<!\d){size:g}(?!\d)", next(iter(of_size))) is not None
+            for size, of_size in cells.items()
+        )
+        if is_constant and not is_name:
+            confounded.append(title)
+    return confounded
 
 
 def _why_no_stage(cells: TextTable, headers: Mapping[str, Header]) -> str:

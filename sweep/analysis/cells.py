@@ -50,6 +50,7 @@ COUNTS = (
     *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices"),
     *("steps", "context_length", "token_budget", "warmup_steps", "seeds"),
 )
+ARROWS = {"maximize": "↑⬆▲", "minimize": "↓⬇▼"}  # of headers, by the better direction
 STEPS = "steps_to_target"  # may be a mean
 # Rows that differ in one of these are not compared.
 FACTORS = ("model", "model_size", "dataset", "schedule", "policy", "optimizer")
@@ -211,6 +212,12 @@ def is_setting(title: str) -> bool:
     return re.match(PATTERNS["setting"], title) is not None
 
 
+def may_be_setting(title: str) -> bool:
+    """Return False for a header that names its row or a measurement, such as `run_id`."""
+    words, inside = words_of_header(without_exporter(title))
+    return re.fullmatch(PATTERNS["no_setting"], f"{words} {inside}".strip().lower()) is None
+
+
 def words_of_header(title: str) -> tuple[str, str]:
     """Return a header in plain lower-case words, and the text in its parentheses.
 
@@ -250,15 +257,17 @@ def direction_of_header(title: str) -> tuple[int, str] | None:
     A metric of validation (0) is better named than one without data (1) or of a test (2).
     """
     objectives = _TOML["objectives"]
+    arrows = {better for better, signs in ARROWS.items() if any(sign in title for sign in signs)}
     words, inside = words_of_header(without_exporter(title))
     plain = re.sub(rf"\b{objectives['around']}\b|%", " ", f"{words} {inside.lower()}")
     name, of_valid = re.subn(rf"\b{_TOML['words']['valid']}\b", " ", plain)
     name, of_test = re.subn(r"\btest\b", " ", name)
+    rank = 2 if of_test else 0 if of_valid else 1
     for direction in ("maximize", "minimize"):
         if re.fullmatch(objectives[direction], " ".join(name.split())):
-            rank = 2 if of_test else 1
-            return (0 if of_valid and not of_test else rank), direction
-    return None
+            is_contradicted = bool(arrows - {direction})
+            return None if is_contradicted else (rank, direction)
+    return (rank, arrows.pop()) if len(arrows) == 1 else None
 
 
 def find_metric(cells: TextTable, metric: str) -> dict[str, Header]:
@@ -338,8 +347,9 @@ def _scaled_number(column: str, header: Header, plain: str) -> float:
     if column in COUNTS and not is_in_tokens(header) and round(value, 6) % 1:
         return math.nan
     if value == 0:
-        return value if column in (*ZERO_IS_VALID, *LOSSES) else math.nan
-    if value < 0 and column not in LOSSES:
+        is_valid = column in (*ZERO_IS_VALID, *LOSSES) or column not in HEADERS
+        return value if is_valid else math.nan
+    if value < 0 and column in HEADERS and column not in LOSSES:
         return math.nan
     return value if 1e-18 <= abs(value) <= 1e18 else math.nan
 

@@ -293,10 +293,18 @@ def fit_steps(
             bound; the shape of `steps`.
 
     Raises:
-        SweepError: if fewer than three batch sizes reached the loss.
+        SweepError: if the numbers are not positive and of one shape, the batch sizes do not
+            increase, or fewer than three of them reached the loss.
     """
     sizes = np.asarray(batch_sizes, float)
-    logs = np.log(np.atleast_2d(np.asarray(steps, float)))
+    values = np.atleast_2d(np.asarray(steps, float))
+    is_ordered = sizes.ndim == 1 and bool((sizes > 0).all()) and bool((np.diff(sizes) > 0).all())
+    if not is_ordered or values.ndim != 2 or values.shape[-1] != len(sizes):
+        problem = "batch_sizes must be positive and increase, with one column of steps each"
+        raise SweepError(f"{problem}, got {sizes.shape} and {values.shape}. Correct them.")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise SweepError("steps must be positive numbers. Leave out what was not measured.")
+    logs = np.log(values)
     bounds = np.zeros(logs.shape, bool)
     if censored is not None:
         bounds |= np.asarray(censored, bool)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sweep.analysis.answer import points_of
 from sweep.analysis.tuned_rates import TunedRate
-from sweep.decision.curves import Floats, possible_curves
+from sweep.decision.curves import TIE, Floats, possible_curves
 from sweep.decision.decision import ALPHA, Decision, moderated
 from sweep.decision.rates import RatePoints, bound_rates, noise_of_residuals
 
@@ -44,8 +44,8 @@ def decide_best_of_grids(
 def describe_noise(noise: NoiseOfGrids) -> str:
     if not noise.degrees:
         return (
-            "There is one seed, and no batch size has more rates near its best than a curve has "
-            "parameters, so the noise is not known. Train three seeds, or more rates."
+            "There is one seed, and the curves over the rates leave no residuals, so the noise is "
+            "not known. Train three seeds, or at least five rates near the best of a batch size."
         )
     return (
         "There is one seed, so the losses are the lowest points of the curves over the rates, and "
@@ -78,6 +78,8 @@ def decide_grids(
     curves = possible_curves(points.curve, np.zeros(losses.shape))
     squares, degrees = noise_of_residuals(points, curves)
     total = int(degrees.sum())
+    if squares.sum() <= TIE * curves.fit.total.sum():
+        total = 0  # losses that lie on curves but for the accuracy of these show no noise
     pooled = float(squares.sum()) / total if total else np.nan
     own = squares / np.where(degrees > 0, degrees, np.nan)
     variance = moderated(own, np.full(losses.shape, pooled), degrees)

@@ -39,6 +39,7 @@ from sweep.decision.proposal import answering_command
 from sweep.plan.plan import Plan
 from sweep.trial.timing import Timing
 
+LIKE = 0.98  # share of the most tokens down to which numbers of tokens count as one
 UNCHECKED = (
     "Whether the trials were evaluated early and often enough is not known, because curves are "
     "missing."
@@ -402,7 +403,9 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if seconds is not None:
         parts.append(f"{format_seconds(seconds)} of training steps")
     elif plan or (tokens > 0 and not has_target):
-        parts.append(f"{format_count(int(tokens))} {unit}")
+        least = finals["tokens"].min()
+        start = f"{format_count(int(least))} to " if not plan and least < LIKE * tokens else ""
+        parts.append(f"{start}{format_count(int(tokens))} {unit}")
 
     if tuned.groupby("batch_size")["learning_rate"].nunique().gt(1).any():
         counts = tables.format_range(tuned.groupby("batch_size").size())

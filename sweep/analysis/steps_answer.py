@@ -1,5 +1,7 @@
 """The critical batch size from a table of batch sizes and steps to one loss."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from sweep.analysis.critical_batch_size import (
 )
 from sweep.analysis.tables import Estimate, format_range
 from sweep.errors import SweepError
+from sweep.trial.status import State
 
 METRICS = (STEPS, "steps")  # those that count steps to one loss, if they are the result
 ASSUMED = (
@@ -59,11 +62,22 @@ class StepsAnswer:
         """Write the answer in a few sentences."""
         fit = self.fit
         start = "Provisionally, the" if self.reasons else "The"
-        lines = [
-            f"{start} critical batch size is {fit.b_crit:.4g} {self.unit}: by the curve S_min + "
-            f"E_min/B, which is {100 * fit.largest_misfit:.1f} % off at most, it takes twice the "
-            f"fewest steps ({fit.s_min:.4g}) and twice the fewest {self.unit} ({fit.e_min:.4g}).",
-        ]
+        by_curve = (
+            f"by the curve S_min + E_min/B, which is {100 * fit.largest_misfit:.1f} % off at most"
+        )
+        if math.isfinite(fit.b_crit.value) and fit.b_crit.value > 0:
+            text = (
+                f"{start} critical batch size is {fit.b_crit:.4g} {self.unit}: {by_curve}, it "
+                f"takes twice the fewest steps ({fit.s_min:.4g}) and twice the fewest {self.unit} "
+                f"({fit.e_min:.4g})."
+            )
+        else:
+            side = "above" if fit.b_crit.value > 0 else "below"
+            text = (
+                f"{start} critical batch size lies far {side} those tried, {by_curve}; or the "
+                "steps do not lead to one loss."
+            )
+        lines = [text]
         measured = describe_excess(self.curve, self.unit)
         if measured:
             text = f"Without the curve: the {self.unit} to the loss exceed their least"
@@ -81,50 +95,61 @@ def _write(estimate: Estimate) -> dict[str, float | None]:
     return {name: value if np.isfinite(value) else None for name, value in values}
 
 
-def answer_steps(table: Table) -> StepsAnswer:
+def answer_steps(table: Table, trials: pd.DataFrame, reasons: Sequence[str]) -> StepsAnswer:
     """Return the critical batch size of a table whose metric counts steps to one loss.
 
+    Args:
+        table: what was read.
+        trials: its rows, as in trials.csv.
+        reasons: why the answer is provisional, as far as the table tells.
+
     Raises:
-        SweepError: if a batch size has two rows of one seed, or fewer than three have steps.
+        SweepError: if fewer than three batch sizes have steps.
     """
-    curve = fit_curve(_trials_of(table), float("nan"))
+    finals = trials[trials["stage"] == "final"]
+    is_known = (finals["state"] == State.COMPLETE) & finals[table.metric].notna()
+    known = finals[is_known]
+    curve = fit_curve(_reached(known, table.metric), math.nan)
     if curve.fit is None:
         raise SweepError(curve.no_fit)
-    reasons = []
+
+    all_reasons = []
     for check in check_curve(curve):
         if check.status == FAIL:
-            reasons.append(f"{check.evidence} {check.remedy}")
-    failed = int(table.rows["is_failed"].sum())
-    if failed:
-        reasons.append(f"{failed} trainings did not reach the loss, and are left out.")
-    if table.other_settings:
-        reasons.append(f"Rows that are compared differ in {join(table.other_settings)} too.")
+            all_reasons.append(f"{check.evidence} {check.remedy}")
+    without = finals[~is_known]
+    if len(without):
+        ends = without["state"].fillna("no state") + " " + without["cause"].fillna("")
+        counts = ends.str.strip().value_counts()
+        ends_of = {
+            end: "without a number" if end == State.COMPLETE else end for end in counts.index
+        }
+        listed = join([f"{count} {ends_of[end]}" for end, count in counts.items()])
+        all_reasons.append(f"{len(without)} trainings without steps are left out: {listed}.")
+    seeds = known.groupby("batch_size")["seed"].nunique()
+    if seeds.max() > len(curve.fit.residuals):
+        all_reasons.append(
+            f"Only {len(curve.fit.residuals)} of up to {seeds.max()} seeds are known at every "
+            "batch size, and count."
+        )
+    of_sizes = known.groupby("batch_size")[table.metric]
+    if len(curve.fit.residuals) > 1 and of_sizes.nunique().max() == 1:
+        all_reasons.append("All seeds have the same steps, so their noise is not known.")
     header = match_header(table.titles["batch_size"])
     in_tokens = header is not None and is_in_tokens(header[1])
     unit = "tokens" if in_tokens and "context_length" not in table.titles else "sequences"
     sizes = format_range(pd.Series(curve.batch_sizes))
-    seeds = f"{len(curve.fit.residuals)} seeds" if len(curve.fit.residuals) > 1 else "one seed"
-    scope = f"batch sizes {sizes}, {seeds}. {ASSUMED}."
-    return StepsAnswer(curve, curve.fit, unit, reasons, scope)
+    of_seeds = f"{len(curve.fit.residuals)} seeds" if len(curve.fit.residuals) > 1 else "one seed"
+    scope = f"batch sizes {sizes}, {of_seeds}. {ASSUMED}."
+    return StepsAnswer(curve, curve.fit, unit, [*all_reasons, *reasons], scope)
 
 
-def _trials_of(table: Table) -> pd.DataFrame:
-    """Return the rows with steps as trials that reached the target."""
-    rows = table.rows[~table.rows["is_failed"]]
-    trials = pd.DataFrame(index=rows.index, columns=list(COLUMNS))
-    for name in ("batch_size", "learning_rate"):
-        trials[name] = rows[name].astype(float)
-    trials["seed"] = rows["seed"] if "seed" in table.titles else "0"
-    trials["steps"] = rows[table.metric].astype(float)
-    trials["tokens"] = trials["steps"] * trials["batch_size"]
-    trials["is_known"] = True
-    for name in ("is_censored", "is_early", "has_curve"):
-        trials[name] = False
-    is_repeated = trials.duplicated(["batch_size", "seed"])
-    if is_repeated.any():
-        row = f"{table.unit} {is_repeated.idxmax()}"
-        raise SweepError(
-            "each batch size must have one row of each seed, got another in "
-            f"{row}. Keep that of the best learning rate, or add a column seed."
-        )
-    return trials
+def _reached(known: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the trials with steps as `steps_to_target` does, which all reached the target."""
+    steps = known[metric].astype(float)
+    sizes = known["batch_size"].astype(float)
+    crossings = pd.DataFrame(index=known.index, columns=list(COLUMNS))
+    crossings = crossings.assign(
+        batch_size=sizes, seed=known["seed"], steps=steps, tokens=steps * sizes, is_known=True
+    )
+    return crossings.assign(is_censored=False, is_early=False, has_curve=False)

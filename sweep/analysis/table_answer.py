@@ -31,12 +31,17 @@ from sweep.errors import SweepError, list_some
 
 REQUIRED = ("batch_size", "seed", "learning_rate")
 # Columns in which rows that are compared must agree.
-PARTITIONS = ("model", "model_size", "dataset", "schedule", "budget", "token_budget", "epochs")
-AS_ENDED = ("token_budget", "epochs")  # of which our own tables have those of ended trials
-# Other settings, in which the rows of one batch size should agree.
-WITHIN_SIZE = ("weight_decay", "adam_beta2", "warmup_steps", "context_length")
+PARTITIONS = (
+    *("model", "model_size", "dataset", "schedule", "policy"),
+    *("budget", "token_budget", "epochs", "target"),
+)
+OWN_DIFFER = ("policy", "token_budget", "epochs")  # in which rows of our own tables may differ
+# Other settings, in which rows that are compared should agree.
+OTHERS = ("weight_decay", "adam_beta2", "context_length")
+EQUAL_WARMUP = 1.1  # ratio up to which warmups are the same share of equal tokens
+LOSS_WORD = re.compile(r"(?<![a-z])loss(es)?(?![a-z])", re.IGNORECASE)
 BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
-OTHER_BUDGET = 1.5  # ratio of tokens from which on one batch size was trained with several budgets
+OTHER_BUDGET = 1.5  # ratio of tokens above which one batch size was trained with several budgets
 # What a table without such a column is taken to say, with the words of the answer's scope.
 DEFAULTS = {
     "stage": ("final", "all rows are final trials"),
@@ -124,7 +129,9 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
         answered = replace(answered, scope=f"{answered.scope} {assumed}")
     size = f"The tolerance of {compared.tolerance:g}"
     if not is_loss:
-        scope = f"{answered.scope} {size} is in the unit of {short_text(metric)}."
+        better = "Higher" if compared.direction == "maximize" else "Lower"
+        name = short_text(metric)
+        scope = f"{answered.scope} {better} {name} is better. {size} is in the unit of {name}."
         answered = replace(answered, scope=scope)
     reasons = _reasons_of(table, has_grids)
     unsuitable = ""
@@ -142,10 +149,11 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
 def _reasons_of(table: Table, has_grids: bool) -> list[str]:
     """Return why an answer is provisional that is no matter of the trials alone."""
     reasons = []
-    others = [*(table.differing if has_grids else table.other_settings)]
-    for name in () if table.is_own else WITHIN_SIZE:
-        if (table.rows.groupby("batch_size")[name].nunique() > 1).any():
-            others.append(table.titles[name])
+    if has_grids:
+        others = [*table.differing]
+    else:
+        others = [*dict.fromkeys([*table.other_settings, *table.confounded])]
+    others += _other_columns(table)
     if others:
         names = join(map(short_text, others))
         text = f"Rows that are compared differ in {names} too"
@@ -158,31 +166,49 @@ def _reasons_of(table: Table, has_grids: bool) -> list[str]:
     return reasons
 
 
-def _trials_of(table: Table) -> pd.DataFrame:
+def _other_columns(table: Table) -> list[str]:
+    """Return the headers of settings that are read, and in which rows of others' tables differ."""
+    if table.is_own:
+        return []
+    names = [name for name in OTHERS if table.rows[name].nunique() > 1]
+    warmup = table.rows["warmup_steps"] * table.rows["batch_size"]  # in sequences
+    if warmup.max() > EQUAL_WARMUP * warmup.min():
+        names.append("warmup_steps")
+    return [table.titles[name] for name in names]
+
+
+def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame:
     """Return the rows as trials; refuse a table of which a row or a cell would not count.
 
     A row that failed, or whose state is not known, counts as a missing result.
+
+    Args:
+        table: the table.
+        required: its columns apart from the metric.
     """
-    _refuse_unclear(table, REQUIRED)
+    _refuse_unclear(table, required)
     trials = table.trials()
     for name in _defaults_of(table):
         value, _ = DEFAULTS[name]
         if value is not None:
             trials[name] = value
+    if not table.is_own:  # where a name of the policy tells no rates apart
+        trials["policy"] = trials["policy"].where(trials["policy"].isna(), DEFAULTS["policy"][0])
     if "seed" not in table.titles:
         trials["seed"] = "0"
     trials = trials.assign(label=tables.policy_labels)
     is_tuning = trials["stage"] == "tune"
     keys = ["stage", "label", "batch_size"]
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
-    has_grids = _has_grids(trials)
+    needs_rates = "learning_rate" in required
+    has_grids = needs_rates and _has_grids(trials)
     rules = {
         "stage must be final or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
         "state must be given": ("status" not in table.titles) | (table.rows["status"] != ""),
         "seed must be given": is_tuning | trials["seed"].notna(),
         "has_looks must be True, False or empty": trials["has_looks"].isin(["True", "False", None]),
-        "learning_rate must be a positive number": trials["learning_rate"] > 0,
+        "learning_rate must be a positive number": (not needs_rates or trials["learning_rate"] > 0),
         "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
         "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
         "learning_rate must be equal in the seeds of a batch size (stage tune marks a search)": (
@@ -257,12 +283,17 @@ def _other_metrics(table: Table) -> str:
 
 
 def _differs(table: Table, name: str) -> bool:
-    """Return True if rows differ in a column; in tokens, if the rows of a batch size do."""
-    if name not in table.titles or (table.is_own and name in AS_ENDED):
+    """Return True if rows differ in a column; in tokens, if the rows of a batch size do.
+
+    Trainings to a target, or of a time, differ in tokens by themselves.
+    """
+    if name not in table.titles or (table.is_own and name in OWN_DIFFER):
         return False
     cells = table.rows[name]
     if name != "token_budget":
         return cells.nunique(dropna=False) > 1
+    if {"target", "time_budget_seconds"} & {*table.titles}:
+        return False
     of_size = cells.groupby(table.rows["batch_size"])
     return bool((of_size.max() > OTHER_BUDGET * of_size.min()).any())
 
@@ -311,7 +342,8 @@ def _assumptions(table: Table, has_grids: bool) -> str:
         words.pop("policy", None)
     assumed = [*words.values()]
     if "seed" not in table.titles:
-        assumed.append("each batch size has one seed")
+        is_mean = "seeds" in table.titles
+        assumed.append("each row counts as one seed" if is_mean else "each batch size has one seed")
     if not assumed:
         return ""
     return f"As the table has no columns for it, it is taken that {join(assumed)}."
@@ -396,11 +428,25 @@ def _read_objective(
         elif STEPS in table.titles:
             table = read_table(cells, STEPS)
     if direction is None:
-        found = direction_of_header(table.titles.get(table.metric, table.metric))
-        direction = LOSS.direction if found is None else found[1]
+        direction = _direction_of(table)
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
     return table, direction
+
+
+def _direction_of(table: Table) -> str:
+    """Return the better direction of a metric; refuse one whose name does not tell it."""
+    title = table.titles.get(table.metric, table.metric)
+    found = direction_of_header(title)
+    if found is not None:
+        return found[1]
+    losses = {table.titles[name] for name in LOSSES if name in table.titles}
+    is_loss = table.metric in (*LOSSES, *METRICS) or title in losses
+    if title not in table.titles.values() or is_loss or LOSS_WORD.search(title):
+        return LOSS.direction
+    raise SweepError(
+        f"the direction of {short_text(title)} must be known. Add --direction minimize or maximize."
+    )
 
 
 def answers_by(
@@ -444,8 +490,10 @@ def notes_of_parts(answers: Mapping[str, TableAnswer]) -> list[str]:
 def _describe_table(table: Table, direction: str, settings: AnswerSettings) -> TableAnswer:
     metric = table.metric
     if metric in METRICS:
-        _refuse_unclear(table, ("batch_size",))
-        steps = answer_steps(table)
+        trials = _trials_of(table, ("batch_size",))
+        if trials["optimizer"].nunique() > 1:
+            raise SweepError("optimizer must be the same in all rows. Answer each: --by optimizer.")
+        steps = answer_steps(table, trials, _reasons_of(table, has_grids=False))
         return TableAnswer(None, steps.describe(), table.notes, steps=steps)
     answered = _answer_table(table, direction, settings)
     if answered is not None:

@@ -24,7 +24,7 @@ from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned, whole_plan
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
-from sweep.plan.course import MOST_EPOCHS, repeats_too_often
+from sweep.plan.course import EVALUATIONS, MOST_EPOCHS, repeats_too_often
 from sweep.plan.needs import settings_without_effect
 from sweep.plan.plan import Plan, PlannedTrial, stages_of
 from sweep.plan.policies import describe_policy
@@ -381,6 +381,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Initial weights": settings.init,
         "Sizes": "; ".join(sizes),
         "Warmup": _shortened_warmup(plan),
+        "Evaluations": _sparse_evaluations(plan),
         "Microbatch": _undivided_batches(plan),
         "GPU": _about_gpu(plan.execution),
         "Memory": plan.execution.reason,
@@ -399,6 +400,23 @@ def _about_gpu(execution: Execution) -> str:
         return ""
     gpu = find_gpu(execution.gpu)
     return f"{gpu.title}, which has {format_both(gpu.memory_bytes)} in PyTorch; nothing is measured"
+
+
+def _sparse_evaluations(plan: Plan) -> str:
+    """Name the batch sizes at which a program would evaluate less than half as often as planned."""
+    if not plan.settings.workload.is_program:
+        return ""
+    sparse = {}
+    for row in plan.trials:
+        course = plan.course(row)
+        if row.tokens and course.steps >= EVALUATIONS:
+            count = course.steps // course.steps_between_evaluations()
+            if count < EVALUATIONS / 2:
+                sparse[row.batch_size] = f"{count} of {course.steps:,} steps"
+    if not sparse:
+        return ""
+    listed = ", ".join(f"{text} at batch size {size}" for size, text in sparse.items())
+    return f"with eval_steps only {listed}, because these steps divide badly"
 
 
 def _price_of(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:

@@ -347,7 +347,7 @@ def noise_of_residuals(
     """
     count = (np.isfinite(points.log_rates) & np.isfinite(points.losses)).sum(-1)
     degrees = np.where(curves.has_fit, np.maximum(count - PARAMETERS, 0), 0)
-    squares = curves.fit.squares.min((-2, -1)) * points.seeds
+    squares = np.maximum(curves.fit.squares.min((-2, -1)), 0.0) * points.seeds
     return np.where(degrees > 0, squares, 0.0), degrees
 
 

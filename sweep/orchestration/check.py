@@ -139,7 +139,7 @@ class _Trainings:
         return status, f"{text}, {metric} at step {step}."
 
     def count_examples(self) -> tuple[str, str]:
-        """Return whether the program reports counts. A wrong count would have ended a training."""
+        """Return whether the program reports counts. A wrong one ends the first training."""
         lines = map(load_json, _reported(self.trial))
         names = {name for line in lines for name in ("examples", "tokens") if name in line}
         if not names:
@@ -246,6 +246,8 @@ class _Variations:
         common = [key for key in common if key[1].startswith("valid/")]
         if not common:
             return "NOT APPLICABLE", "It reports no valid/… at step 0. Evaluate before training."
+        if not self.repeats:
+            return "NOT APPLICABLE", "Trainings with equal values differ, so others tell nothing."
         largest, (step, metric) = _largest_difference(first, losses, common)
         values = (
             f"{metric} at step {step} is {first[step, metric]:.6g} at batch size "

@@ -7,7 +7,7 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from sweep.errors import SweepError, describe_error, without_secrets
-from sweep.tracking.addresses import require_present
+from sweep.tracking.addresses import require_present, split_address
 
 EXAMPLE = "optuna:sqlite:///study.db/NAME"
 
@@ -22,7 +22,7 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
     Raises:
         SweepError: if there is no such study, or it has several objectives.
     """
-    place, _, name = address.rpartition("/")
+    place, name = split_address(address)
     if not place or not name:
         raise SweepError(f"a study must be named by storage and name, got {address!r}. {EXAMPLE}")
     require_present(place)
@@ -47,7 +47,6 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
     rows = []
     for trial in trials:
         row: dict[str, Any] = {
-            "number": trial.number,
             "value": trial.value if trial.values else None,
             "state": trial.state.name,
         }

@@ -41,6 +41,20 @@ def sqlite_path(address: str) -> Path | None:
     return Path(_parse_sqlite(address).database or "").absolute()
 
 
+def split_address(address: str) -> tuple[str, str]:
+    """Return the store and the name of `STORE/NAME`; a name may have slashes after a file.
+
+    Either is "" if it is missing.
+    """
+    parts = address.split("/")
+    for count in range(len(parts) - 1, 0, -1):
+        store = "/".join(parts[:count])
+        if Path(store.removeprefix("sqlite:///")).is_file():
+            return store, "/".join(parts[count:])
+    store, _, name = address.rpartition("/")
+    return store, name
+
+
 def require_present(address: str) -> None:
     """Raise SweepError if an address names a file that does not exist, which readers would make."""
     path = sqlite_path(address)

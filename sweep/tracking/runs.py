@@ -3,7 +3,12 @@
 from typing import Any
 
 from sweep.errors import SweepError
-from sweep.tracking.addresses import check_tracking_uri, require_present, without_password
+from sweep.tracking.addresses import (
+    check_tracking_uri,
+    require_present,
+    split_address,
+    without_password,
+)
 from sweep.tracking.store import connect, find_experiment, reading
 
 MOST_RUNS = 50_000  # that MLflow returns at once
@@ -20,7 +25,7 @@ def read_runs(address: str) -> list[dict[str, Any]]:
     Raises:
         SweepError: if there is no such experiment, or the store cannot be read.
     """
-    uri, _, name = address.rpartition("/")
+    uri, name = split_address(address)
     if not uri or not name:
         raise SweepError(
             f"an experiment must be named by tracking URI and name, got {address!r}. {EXAMPLE}"

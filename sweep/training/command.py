@@ -314,7 +314,7 @@ class _Copier:
             return
         self.read_at = time.monotonic()
         with self.log.open("a") as log:
-            for line in self.reader.read():
+            for line in self.reader.read(is_last):
                 log.write(json.dumps(line) + "\n")
 
     def describe(self) -> None:

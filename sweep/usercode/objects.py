@@ -97,16 +97,26 @@ def object_name(value: Any) -> str:
 
     Objects of the script that runs are named by its file.
     """
-    module = value.__module__
+    module = getattr(value, "__module__", None)
+    qualified = getattr(value, "__qualname__", None)
+    if not module or not qualified:
+        problem = f"functions and classes must have a name, got {value!r}"
+        raise SweepError(f"{problem}. Write a function with `def` at the top level of a module.")
+    defined = getattr(sys.modules.get(module), qualified, value)
+    if defined is not value:
+        raise SweepError(
+            f"functions and classes must be importable by name, got one called {qualified}, which "
+            f"is another object in {module}. Call the decorator where that is defined."
+        )
     if module == "__main__":
         file = script_of(value)
         if file is None:
             raise SweepError(
-                f"functions and classes must be importable, got {value.__qualname__} of this "
+                f"functions and classes must be importable, got {qualified} of this "
                 "session. Put it into a file, in a notebook by %%writefile, and import it."
             )
         module = file.stem
-    name = f"{module}:{value.__qualname__}"
+    name = f"{module}:{qualified}"
     if re.fullmatch(r"[\w.]+:\w+", name):
         return name
     problem = f"functions and classes must be importable by name, got {name}"

@@ -42,7 +42,7 @@ class Reader(ABC):
         self.argument = argument
         self.places = places
         self.count = 0  # lines that were read
-        self.left_out = 0  # entries, cells or matches without a number, or without a step
+        self.left_out = 0  # values that are no numbers; entries without a metric or a step
 
     @classmethod
     def refuse(cls, argument: str) -> None:
@@ -50,8 +50,11 @@ class Reader(ABC):
         return
 
     @abstractmethod
-    def read(self) -> Iterable[Line]:
-        """Return the lines since the last call, each with a step and metrics by name."""
+    def read(self, is_last: bool = False) -> Iterable[Line]:
+        """Return the lines since the last call, each with a step and metrics by name.
+
+        With `is_last` the program has ended, so that a last line without its end counts too.
+        """
 
     def describe(self) -> str:
         left_out = f", {self.left_out} left out" if self.left_out else ""
@@ -71,6 +74,7 @@ class Reader(ABC):
                 continue
             line[metric] = number if math.isfinite(number) else None
         if not line:
+            self.left_out += not any(metric_name(name) is not None for name in values)
             return None
         if count is None or not count.is_integer():
             self.left_out += 1
@@ -88,7 +92,7 @@ class TrainerState(Reader):
         super().__init__(argument, places)
         self._entries = 0  # entries of the history that were read
 
-    def read(self) -> Iterator[Line]:
+    def read(self, is_last: bool = False) -> Iterator[Line]:
         newest = _newest(self.places.folders, self.name)
         if newest is None:
             return
@@ -119,7 +123,7 @@ class MetricsCsv(Reader):
         self._path: Path | None = None
         self._rows = 0  # rows of the file that were read
 
-    def read(self) -> Iterator[Line]:
+    def read(self, is_last: bool = False) -> Iterator[Line]:
         newest = _newest(self.places.folders, self.name)
         if newest is None:
             return
@@ -127,7 +131,7 @@ class MetricsCsv(Reader):
             self._path = newest
             self._rows = 0
         text = newest.read_text(encoding="utf-8")
-        complete = text[: text.rfind("\n") + 1]
+        complete = text if is_last else text[: text.rfind("\n") + 1]
         rows = [*csv.DictReader(complete.splitlines())]
         if len(rows) < self._rows:
             self._rows = 0
@@ -155,7 +159,7 @@ class TensorBoard(Reader):
         self._accumulators: dict[Path, Any] = {}
         self._scalars: dict[tuple[Path, str], int] = {}  # by folder and tag, that were read
 
-    def read(self) -> Iterator[Line]:
+    def read(self, is_last: bool = False) -> Iterator[Line]:
         require_extra("tensorboard", "tensorboard", "--read tensorboard:DIR")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -220,11 +224,11 @@ class Expression(Reader):
                 f"and one for each metric, such as (?P<valid_loss>…), got {argument!r}. Add them."
             )
 
-    def read(self) -> Iterator[Line]:
+    def read(self, is_last: bool = False) -> Iterator[Line]:
         with self.places.output.open("rb") as file:
             file.seek(self._position)
             data = file.read()
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        end = len(data) if is_last else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._position += end
         for text in re.split(r"[\r\n]+", data[:end].decode(errors="replace")):
             for match in self._pattern.finditer(text):

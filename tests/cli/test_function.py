@@ -94,6 +94,23 @@ def test_a_function_of_a_session_without_a_file_is_refused(folder):
         plan_sweep(train=lambda trial: None, **SETTINGS)
 
 
+def test_a_function_that_its_name_does_not_mean_is_refused(folder):
+    (folder / "wrapped.py").write_text(
+        "import functools\n"
+        "def train(trial, k=1): pass\n"
+        "@functools.wraps(train)\n"
+        "def changed(trial): train(trial, k=5)\n"
+        "partial = functools.partial(train, k=5)\n"
+    )
+    sys.path.insert(0, str(folder))
+    import wrapped
+
+    with pytest.raises(SweepError, match="called train, which is another object in wrapped"):
+        plan_sweep(train=wrapped.changed, **SETTINGS)
+    with pytest.raises(SweepError, match=r"must have a name, got functools\.partial"):
+        plan_sweep(train=wrapped.partial, **SETTINGS)
+
+
 def test_a_function_that_raises_fails_its_trial_with_the_reason(call, folder):
     (folder / "mine.py").write_text(FUNCTION.replace("# here", "raise ValueError('no such data')"))
     assert call("run", "--train", "mine:train", *RUN, "--out", "out")[0] == 1

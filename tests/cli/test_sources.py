@@ -10,6 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import sweep
+from sweep.errors import SweepError
 from sweep.tracking.store import connect
 
 TABLE = """model,batch_size,lr,seed,val_loss
@@ -196,7 +197,7 @@ def test_a_study_that_searched_rates_is_answered_and_names_what_else_differed(ca
     code, text = call("answer", f"optuna:{address}/mine", "--json")
     answer = json.loads(text)
     assert code == 0 and answer["candidates"] == [32]
-    text = "Rows that are compared differ in number and params_dropout too, which is taken for"
+    text = "Rows that are compared differ in params_dropout too, which is taken for"
     assert text in " ".join(answer["reasons"])
 
 
@@ -307,7 +308,7 @@ def test_seeds_give_a_critical_batch_size_its_interval(call, tmp_path):
         (STEPS + "151M,64,96000\n", (), "Answer each by itself: --by model"),
         ("bs,lr,N,D,loss\n8,1,1,1,2\n8,1,1,9,2\n", (), "itself: --by D, or a table of its own"),
         ("bs,steps to loss\n8,100\n16,60\n", (), "A fit must have 3 batch sizes"),
-        ("bs,steps\n8,99\n8,98\n16,60\n32,9\n", ("--metric", "steps"), "one row of each seed"),
+        ("bs,steps\n8,99\n8,98\n16,60\n32,9\n", ("--metric", "steps"), "seed must differ"),
         ("bs,steps to loss\n8,100\n16,many\n32,40\n", (), "many"),
     ],
 )
@@ -378,3 +379,191 @@ def test_parts_need_a_cell_in_each_row(refuse, tmp_path):
     path = tmp_path.parent / "t.csv"
     path.write_text("bs,lr,model,val_loss\n8,1,,2\n9,1,b,3\n")
     assert "got an empty cell in line 2" in refuse("answer", path, "--by", "model")
+
+
+def seeded(settings, header):
+    """Return a table with three seeds at each of three batch sizes, of which 16 is the best."""
+    rng = random.Random(0)
+    lines = [f"batch_size,lr,seed,{header}"]
+    for size, level, cells in zip((16, 32, 64), (3.0, 3.1, 3.2), settings, strict=True):
+        rate = 1e-3 * size
+        for tried in (rate / 4, rate / 2, rate, 2 * rate, 4 * rate):
+            loss = level + 0.05 * math.log(tried / rate) ** 2 + 0.0005 * (tried > rate)
+            lines.append(f"{size},{tried},1000,{cells},tune,{loss}")
+        for seed in range(3):
+            loss = level + rng.gauss(0, 0.0003)
+            lines.append(f"{size},{rate},{seed},{cells},final,{loss}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "named"),
+    [
+        ("precision", ("bf16", "fp32", "fp32"), "precision"),
+        ("params_dropout", ("0", "0.3", "0.5"), "params_dropout"),
+        ("dropout", ("0", "0.3", "0.5"), "dropout"),
+        ("weight_decay", ("0", "0.1", "0.1"), "weight_decay"),
+        ("warmup", ("100", "100", "100"), "warmup"),
+        ("context", ("128", "256", "256"), None),  # refused: sequences of other lengths
+        ("warmup", ("400", "200", "100"), ""),  # the same share of equal tokens
+        ("run_name", ("bs16", "bs32", "bs64"), ""),
+        ("peak_memory_gb", ("2", "3", "5"), ""),
+        ("final_train_loss", ("2.9", "3.0", "3.2"), ""),
+    ],
+)
+def test_what_differs_with_the_batch_size_makes_an_answer_provisional(
+    call, tmp_path, header, cells, named
+):
+    path = tmp_path / "t.csv"
+    path.write_text(seeded(cells, f"{header},stage,val_loss"))
+    code, text = call("answer", path, "--json")
+    if named is None:
+        assert code == 2
+        return
+    answer = json.loads(text)
+    assert code == 0 and answer["recommended"] == 16
+    reasons = " ".join(answer["reasons"])
+    assert (f"Rows that are compared differ in {named} too." in reasons) is bool(named)
+    assert answer["provisional"] is bool(named)
+
+
+@pytest.mark.parametrize(
+    ("header", "direction"),
+    [
+        ("exact_match", "maximize"),
+        ("eval_f1_macro", "maximize"),
+        ("eval_rougeLsum", "maximize"),
+        ("ndcg@10", "maximize"),
+        ("mAP50", "maximize"),
+        ("pass@1", "maximize"),
+        ("val_balanced_accuracy", "maximize"),
+        ("ep_rew_mean", "maximize"),
+        ("val_mcc", "maximize"),
+        ("score ↑", "maximize"),
+        ("distance ↓", "minimize"),
+        ("my_loss", "minimize"),
+        ("smape", "minimize"),
+    ],
+)
+def test_the_better_direction_of_a_metric_is_that_of_its_name(call, tmp_path, header, direction):
+    path = tmp_path / "t.csv"
+    path.write_text(f"bs,lr,{header}\n8,1e-3,0.4\n32,1e-3,0.6\n")
+    answer = json.loads(call("answer", path, "--metric", header, "--json")[1])
+    assert answer["direction"] == direction
+    assert answer["recommended"] == (32 if direction == "maximize" else 8)
+
+
+@pytest.mark.parametrize("header", ["score_x", "accuracy ↓", "gap"])
+def test_a_metric_without_a_known_direction_needs_one(refuse, tmp_path, header):
+    path = tmp_path.parent / "t.csv"
+    path.write_text(f"bs,lr,{header}\n8,1e-3,0.4\n32,1e-3,0.6\n")
+    assert "Add --direction minimize or maximize" in refuse("answer", path, "--metric", header)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("policy,bs,lr,val_loss\nwarm,8,1,2\ncold,8,1,3\n", "--by policy"),
+        (
+            "bs,lr,seed,target,tokens_to_target,val_loss\n8,1,0,3.5,9,3\n32,1,0,3.3,9,3\n",
+            "target must be the same in all rows",
+        ),
+        ("bs,optimizer,steps to loss\n8,sgd,9\n16,adam,8\n32,adam,7\n", "--by optimizer"),
+        ("bs,lr,steps to loss\n8,1,9\n8,2,8\n16,1,7\n32,1,6\n", "learning_rate must be equal"),
+    ],
+)
+def test_what_must_not_be_pooled_is_refused(refuse, tmp_path, text, problem):
+    path = tmp_path.parent / "t.csv"
+    path.write_text(text)
+    assert problem in refuse("answer", path)
+
+
+def test_the_word_fixed_does_not_tell_the_rates_of_a_grid_apart(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"fixed,{size},{rate},{loss}" for size, rate, loss in grid_rows()]
+    path.write_text("\n".join(["policy,batch_size,lr,val_loss", *rows]))
+    answer = json.loads(call("answer", path, "--json")[1])
+    assert answer["candidates"] == [32]
+
+
+def test_parts_whose_cells_have_commas_stay_apart(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = ['"a, b",c', 'a,"b, c"']
+    cells = [f"{row},{size},1e-3,{size}" for row in rows for size in (8, 32)]
+    path.write_text("\n".join(["aug,crop,bs,lr,val_loss", *cells]))
+    answers = json.loads(call("answer", path, "--by", "aug", "--by", "crop", "--json")[1])
+    assert [*answers] == ["'a, b', 'c'", "'a', 'b, c'"]
+
+
+def test_a_grid_that_lies_exactly_on_its_curves_has_no_noise_that_is_known(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{size},{rate},{loss}" for size, rate, loss in grid_rows(noise=0.0)]
+    path.write_text("\n".join(["batch_size,lr,val_loss", *rows]))
+    answer = json.loads(call("answer", path, "--json")[1])
+    assert "so the noise is not known" in " ".join(answer["reasons"])
+    assert {row["tolerance_verdict"] for row in answer["batch_sizes"]} == {"undecided"}
+
+
+def steps_table(extra="", noise=0.01, seeds=3):
+    rng = random.Random(0)
+    lines = ["bs,Steps to target,seed,stage"]
+    for size in (8, 16, 32, 64, 128):
+        for seed in range(seeds):
+            steps = (200 + 6400 / size) * rng.uniform(1 - noise, 1 + noise)
+            lines.append(f"{size},{steps},{seed},final")
+    return "\n".join(lines) + extra
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (steps_table(), None),
+        (steps_table("\n64,99999,9,tune"), None),
+        (steps_table(noise=0.0), "All seeds have the same steps"),
+        (steps_table().rsplit("\n", 2)[0], "Only 1 of up to 3 seeds are known"),
+        (steps_table("\n64,,9,final"), "1 trainings without steps are left out"),
+    ],
+)
+def test_steps_count_as_far_as_they_are_of_one_kind(call, tmp_path, text, reason):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    answer = json.loads(call("answer", path, "--json")[1])
+    assert answer["critical_batch_size"]["value"] == pytest.approx(32, rel=0.1)
+    assert answer["provisional"] is (reason is not None)
+    assert reason is None or reason in " ".join(answer["reasons"])
+
+
+def test_steps_on_linear_scaling_have_no_critical_batch_size(call, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{size},{6400 / size},{seed}" for size in (8, 16, 32, 64) for seed in (0, 1)]
+    path.write_text("\n".join(["bs,steps to loss,seed", *rows]))
+    text = " ".join(call("answer", path)[1].split())
+    assert "Provisionally, the critical batch size lies far above those tried" in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [
+        ([8, 16, 32], [9, 8]),
+        ([8, 16, 32], [9, 8, 0]),
+        ([8, 16, 32], [9, 8, math.nan]),
+        ([32, 16, 8], [9, 8, 7]),
+    ],
+)
+def test_fit_steps_refuses_what_it_cannot_fit(sizes, steps):
+    with pytest.raises(SweepError, match="must be positive"):
+        sweep.fit_steps(sizes, steps)
+
+
+def test_a_study_may_have_a_slash_in_its_name(call, tmp_path):
+    address = f"sqlite:///{tmp_path}/study.db"
+    study = optuna.create_study(study_name="team/mine", storage=address)
+    spaces = {
+        "batch_size": optuna.distributions.CategoricalDistribution([8, 32]),
+        "lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True),
+    }
+    for size in (8, 32):
+        params = {"batch_size": size, "lr": 1e-3}
+        study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=size))
+    code, text = call("answer", f"optuna:{address}/team/mine", "--json")
+    assert code == 0 and json.loads(text)["recommended"] == 8

@@ -122,3 +122,24 @@ def test_groups_of_an_expression_are_read_from_whole_lines_of_this_attempt(place
 def test_a_reader_that_is_unknown_or_incomplete_is_refused(text, problem):
     with pytest.raises(SweepError, match=problem):
         refuse_unknown_reader(text)
+
+
+def test_a_last_line_without_an_end_counts_once_the_program_has_ended(places):
+    reader = build_reader(r"regex:step (?P<step>\d+), loss (?P<loss>[\d.]+)", places)
+    with places.output.open("a") as output:
+        output.write("step 1, loss 2.5\nstep 2, loss 2.")
+    assert [*reader.read()] == [{"step": 1, "train/loss": 2.5}]
+    with places.output.open("a") as output:
+        output.write("25")
+    assert [*reader.read()] == []
+    assert [*reader.read(is_last=True)] == [{"step": 2, "train/loss": 2.25}]
+
+
+def test_entries_without_a_metric_are_counted(places):
+    state = places.folders[1] / "trainer_state.json"
+    state.parent.mkdir(parents=True)
+    history = [{"step": 1, "learning_rate": 1e-3}, {"step": 1, "loss": 2.0}]
+    state.write_text(json.dumps({"log_history": history}))
+    reader = build_reader("trainer_state.json", places)
+    assert len([*reader.read()]) == 1
+    assert reader.describe() == "--read trainer_state.json: 1 lines, 1 left out"

@@ -129,5 +129,7 @@ def command_seed(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
     remedy="Report `examples` or `tokens` in the lines, so that a wrong count is noticed.",
 )
 def command_counts(verdicts: RecordedVerdicts) -> Verdict | NotApplicable:
-    """Fail if it reports another count of examples or tokens than planned, which also ends it."""
+    """Fail if a count that it reports is not the planned one, which ends the check with a message,
+    as it would end a trial.
+    """
     return verdicts.read("command_counts")

@@ -159,9 +159,9 @@ def answer(
 ) -> None:
     """Recommend a batch size from a table of trials, a sweep folder, or runs of another program.
 
-    optuna:STORAGE/STUDY and mlflow:URI/EXPERIMENT name such runs. The columns batch_size, seed,
-    learning_rate and the metric are needed; stage, policy and state are read too. Headers are read
-    as `sweep audit` reads them.
+    optuna:STORAGE/STUDY and mlflow:URI/EXPERIMENT name such runs. The columns batch_size,
+    learning_rate and the metric are needed, and seed if settings repeat; stage, policy and state
+    are read too. Headers are read as `sweep audit` reads them.
     """
     LOG.info("Reading the trials")
     from sweep.analysis.table_answer import (
