@@ -7,11 +7,8 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter
-
 from sweep.errors import SweepError
 
-SIZES = TypeAdapter(ByteSize)
 MOST_BATCHES = 64  # in one experiment
 MOST_BUDGETS = 16  # in one sweep
 LEAST_BUDGET_RATIO = 1.5  # least ratio of a budget to the one before
@@ -57,11 +54,13 @@ def parse_bytes(text: str | int, subject: str = "memory") -> int:
     Raises:
         SweepError: if it is not from 1 to 10¹⁸ bytes.
     """
+    from pydantic import ByteSize, TypeAdapter  # which `sweep --help` does not import
+
     match = SIZE.fullmatch(str(text).strip())
     size = 0
     if match is not None:
         unit = match[2] + "B" if match[2].lower().endswith("i") else match[2]
-        size = int(SIZES.validate_python(match[1].replace("_", "") + unit))
+        size = int(TypeAdapter(ByteSize).validate_python(match[1].replace("_", "") + unit))
     if not 1 <= size <= MOST:
         raise SweepError(
             f"{subject} must be a size of 1 to 1e18 bytes, got {text!r}. Write it such as 24GB "
