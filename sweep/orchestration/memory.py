@@ -86,6 +86,16 @@ def _read_request(
     return request, sizes
 
 
+def read_memory_request(
+    experiment: str | None, settings: Mapping[str, Any]
+) -> tuple[Request, dict[str, int] | None]:
+    """Parse the command of a forecast, by default for a CPU; as `_read_request`."""
+    values = {**settings}
+    if values.get("device") is None and values.get("gpu") is None:
+        values["device"] = "cpu"
+    return _read_request(experiment, values)
+
+
 def _configs(plan: Plan) -> dict[int, TrialConfig]:
     return {config.science.batch_size: config for config in plan.distinct_steps()}
 
@@ -98,10 +108,7 @@ def forecast_memory(
     The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
     microbatches are those of the plan; with neither it nor `microbatch` the whole batch is one.
     """
-    values: dict[str, Any] = {**settings}
-    if values.get("device") is None and values.get("gpu") is None:
-        values["device"] = "cpu"
-    request, sizes_in_run = _read_request(experiment, values)
+    request, sizes_in_run = read_memory_request(experiment, settings)
     plan = _plan_steps(request, is_elsewhere=request.execution.device_type == "cuda")
     # In a child process, because it runs the user's code.
     forecast: dict[str, Any] = run_job(_forecast_plan, plan, request.chooses_microbatch)

@@ -18,12 +18,15 @@ LOG = logging.getLogger(__name__)
 
 @click.command(cls=SettingsCommand)
 @common_options("Also write the page to this folder.")
-def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
+@click.option("--advise", is_flag=True, help="Show what each setting saves, and the least to fit.")
+def forecast(experiment: str, out: Path | None, json: bool, advise: bool, **settings: Any) -> None:
     """Predict the memory of each batch size, and the largest microbatch that fits a device."""
     LOG.info(f"Forecasting the memory of {experiment or 'tinystories'}")
+    from sweep.orchestration.advice import advise_memory
     from sweep.orchestration.memory import forecast_memory
 
-    _print_memory(forecast_memory(experiment, **settings), out, json)
+    predict = advise_memory if advise else forecast_memory
+    _print_memory(predict(experiment, **settings), out, json)
 
 
 @click.command(cls=SettingsCommand)

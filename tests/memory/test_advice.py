@@ -1,0 +1,75 @@
+"""Advice about memory: every row is a forecast of its own, and the least change that fits."""
+
+import pytest
+
+from sweep.config.numbers import parse_bytes
+from sweep.orchestration.advice import advise_memory
+from sweep.orchestration.memory import forecast_memory
+from sweep.report.report import markdown_of
+
+QUICK = {"batches": (64,), "context": 64}
+GRPO = {
+    "model": "quick",
+    "batches": (16,),
+    "workload": {"kind": "grpo", "task": "words", "new_tokens": 8, "prompt_tokens": 8},
+}
+
+
+def rows_by_flags(document):
+    return {row["flags"] or row["name"]: row for row in document["advice"]["rows"]}
+
+
+@pytest.fixture(scope="module")
+def advised():
+    return advise_memory("quick", **QUICK, device_memory="30MiB")
+
+
+def test_each_row_equals_a_forecast_of_its_own(advised):
+    rows = rows_by_flags(advised)
+    assert {"as one microbatch", "--microbatch 32", "--activation-checkpointing"} < {*rows}
+    assert {"--loss-chunk-rows 256", "--precision bf16-pure"} < {*rows}
+    for flags in ("--microbatch 32", "--activation-checkpointing"):
+        row = rows[flags]
+        settings = {**QUICK, "microbatch": 64, **row["settings"], "device_memory": "30MiB"}
+        own = forecast_memory("quick", **settings)
+        assert row["peak_bytes"] == own["points"][0]["peak_bytes"]
+        assert row["largest_microbatch_size"] == own["largest_microbatch_size"]
+        assert row["saved_bytes"] == rows["as one microbatch"]["peak_bytes"] - row["peak_bytes"]
+
+
+def test_the_plans_microbatch_is_the_least_change_if_it_fits(advised):
+    least = advised["advice"]["least"]
+    assert least["fits"] and least["flags"] == "" and least["gradient_accumulation_steps"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("memory", "flags", "is_split"),
+    [("1GiB", "", False), ("3.4MiB", "--precision bf16-pure", True)],
+)
+def test_the_least_change_is_the_first_that_fits(memory, flags, is_split):
+    document = advise_memory("quick", **QUICK, device_memory=memory)
+    least = document["advice"]["least"]
+    assert least["fits"] and least["flags"] == flags
+    assert least["peak_bytes"] <= parse_bytes(memory)
+    assert (least["gradient_accumulation_steps"] > 1) is is_split
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_that_is_said():
+    assert advise_memory("quick", **QUICK, device_memory="1MiB")["advice"]["least"] is None
+    assert advise_memory("quick", **QUICK)["advice"]["least"] is None  # no limit
+
+
+@pytest.mark.slow
+def test_grpo_has_settings_of_its_own():
+    rows = rows_by_flags(advise_memory("grpo-words", **GRPO, data="synthetic"))
+    assert {"--group-size 4", "--generation-batch-size 8", "[workload] kl = 0.0"} < {*rows}
+    names = [row["name"] for row in rows.values() if row["name"]]
+    assert names == ["as one microbatch", "speed", "balanced", "memory"]
+
+
+def test_the_page_shows_the_rows_and_the_least_change(advised):
+    text = markdown_of(advised)
+    assert "| `--activation-checkpointing` |" in text and "| speed: `--loss-chunk-rows" in text
+    assert "The least change that fits: a microbatch of" in text
