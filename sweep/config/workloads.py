@@ -20,8 +20,8 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 EXECUTION_OF_COMMANDS = {"device", "microbatch", "accumulation", "devices", "keep"}
 LESS_MEMORY = (
     "Choose another --out and try --activation-checkpointing, --loss-chunk-rows 512 or --precision "
-    "bf16 or, except for GRPO, --devices-per-trial 2 --zero 3. `sweep forecast` predicts the peak "
-    "memory of each."
+    "bf16 or, except for GRPO, --devices-per-trial 2 --zero 3. `sweep forecast --advise` has what "
+    "each saves."
 )
 # Keys of a table without a kind, which tell it.
 KIND_OF_KEY = {"command": "command", "train": "function"}

@@ -22,6 +22,11 @@ from sweep.trial.status import Cause, State
 POLL_SECONDS = 0.25
 
 
+FRAGMENTATION = (
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps if much is reserved but not allocated."
+)
+
+
 class Scheduler:
     """The trials of one command. Only the scheduler writes state.json while it runs."""
 
@@ -225,6 +230,8 @@ class Scheduler:
             self._waiting.insert(0, trial)
         elif ran_out_of_memory:
             remedy = config.science.workload.memory_remedy
+            if config.execution.device_type == "cuda":
+                remedy += f" {FRAGMENTATION}"
             self._update(trial, message=f"{status.message.rstrip('.')}. {remedy}")
 
         if ran_out_of_memory and is_retried:

@@ -55,3 +55,9 @@ def test_a_gpu_is_no_flag_of_a_run(refuse):
 
 def test_an_unknown_gpu_is_refused(refuse):
     assert "Name one of a100-80, a100-40" in refuse("plan", "quick", "--gpu", "a100")
+
+
+def test_an_export_prints_one_file(call):
+    arguments = ("plan", "quick", "--batches", "16", "--budget", "64k", "--gpu", "h100")
+    code, text = call(*arguments, "--export", "deepspeed")
+    assert code == 0 and json.loads(text)["train_batch_size"] == 16

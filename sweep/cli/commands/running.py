@@ -224,12 +224,18 @@ def _confirm(seconds: float | None, least: str) -> bool:
 @click.command(cls=SettingsCommand)
 @common_options("Also write the plan to this folder; by default results/EXPERIMENT is only read.")
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
+@click.option(
+    "--export",
+    type=click.Choice(["deepspeed", "accelerate", "trl", "torchtitan"]),
+    help="Print the batch sizes in the words and the file format of this trainer.",
+)
 @verbose_option
 def plan(
     experiment: str | None,
     out: Path | None,
     json: bool,
     cluster: str | None,
+    export: str | None,
     verbose: bool,
     **settings: Any,
 ) -> None:
@@ -248,6 +254,11 @@ def plan(
     folder = request.folder
     size = None if cluster is None else parse_cluster(cluster)
     is_elsewhere = size is not None or is_for_elsewhere(request.execution)
+    if export is not None:
+        from sweep.plan.exports import export_plan
+
+        echo(export_plan(make_plans(request, is_elsewhere)[-1].plan, export), nl=False)
+        return
     plans = estimate_plans(make_plans(request, is_elsewhere), request)
     if out and plans[0].plan.awaits_times:
         raise SweepError(

@@ -1,0 +1,146 @@
+"""A planned trial in the words and the file format of another trainer: `sweep plan --export`.
+
+An exporter is a function in `EXPORTS`. Each writes the whole batch, that of a device, and the
+accumulation, which must multiply to the first: batch size = microbatch size × devices × steps of
+accumulation. Files of others may say more; these say what a plan decides.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sweep.errors import SweepError
+from sweep.plan.plan import Plan, PlannedTrial
+
+
+def _deepspeed(plan: Plan, row: PlannedTrial) -> str:
+    """Return a configuration of DeepSpeed: https://www.deepspeed.ai/docs/config-json."""
+    document: dict[str, Any] = {
+        "train_batch_size": row.batch_size,
+        "train_micro_batch_size_per_gpu": row.microbatch_size,
+        "gradient_accumulation_steps": row.gradient_accumulation_steps,
+        "zero_optimization": {"stage": plan.execution.zero},
+        "bf16": {"enabled": _is_half(plan)},
+    }
+    if plan.settings.optimizer.clip:
+        document["gradient_clipping"] = plan.settings.optimizer.clip
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _accelerate(plan: Plan, row: PlannedTrial) -> str:
+    """Return a file for `accelerate launch --config_file`.
+
+    Accelerate has no batch size of its own: that of a device is the data loader's, in a comment.
+    """
+    lines = [
+        f"# batch size {row.batch_size} = {row.microbatch_size} (data loader of each process) × "
+        f"{row.devices} processes × {row.gradient_accumulation_steps} (accumulation)",
+        "compute_environment: LOCAL_MACHINE",
+        f"mixed_precision: {'bf16' if _is_half(plan) else 'no'}",
+        "num_machines: 1",
+        f"num_processes: {row.devices}",
+    ]
+    if plan.execution.zero:
+        clip = plan.settings.optimizer.clip
+        lines += [
+            "distributed_type: DEEPSPEED",
+            "deepspeed_config:",
+            f"  gradient_accumulation_steps: {row.gradient_accumulation_steps}",
+            f"  zero_stage: {plan.execution.zero}",
+        ]
+        lines += [f"  gradient_clipping: {clip}"] if clip else []
+    else:
+        kind = "MULTI_GPU" if row.devices > 1 else "NO"
+        lines.append(f"distributed_type: {kind}")
+    return "\n".join(lines) + "\n"
+
+
+def _trl(plan: Plan, row: PlannedTrial) -> str:
+    """Return a file for `trl sft --config` or, for GRPO, `trl grpo --config`.
+
+    Its keys are those of TrainingArguments, so that any Trainer of transformers can read it.
+    """
+    half = "true" if _is_half(plan) else "false"
+    lines = [
+        f"# batch size {row.batch_size}, on {row.devices} processes",
+        f"per_device_train_batch_size: {row.microbatch_size}",
+        f"gradient_accumulation_steps: {row.gradient_accumulation_steps}",
+        f"max_steps: {row.steps}",
+        f"bf16: {half}",
+        f"max_grad_norm: {plan.settings.optimizer.clip}",
+    ]
+    if plan.execution.activation_checkpointing:
+        lines.append(
+            "activation_checkpointing: true  # gradient_checkpointing before transformers 5.2"
+        )
+    if row.learning_rate is not None:
+        lines.append(f"learning_rate: {row.learning_rate}")
+    workload = plan.settings.workload
+    if workload.samples:
+        lines += [
+            f"num_generations: {workload.sequences_per_group}",
+            f"generation_batch_size: {row.batch_size}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _torchtitan(plan: Plan, row: PlannedTrial) -> str:
+    """Return tables of a configuration of torchtitan, which derives the accumulation.
+
+    Stages of ZeRO become its degrees: 0 replicates, 2 and 3 shard; it has no stage 1.
+    """
+    is_sharded = plan.execution.zero >= 2
+    if plan.execution.zero == 1:
+        raise SweepError("torchtitan shards weights, gradients and optimizer. Plan --zero 0 or 3.")
+    mode = "full" if plan.execution.activation_checkpointing else "none"
+    lines = [
+        f"# batch size {row.batch_size} = {row.microbatch_size} × {row.devices} devices × "
+        f"{row.gradient_accumulation_steps} (accumulation)",
+        "[training]",
+        f"local_batch_size = {row.microbatch_size}",
+        f"global_batch_size = {row.batch_size}",
+        f"seq_len = {plan.tokens_per_sequence}",
+        f"steps = {row.steps}",
+        f"max_norm = {plan.settings.optimizer.clip}",
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {1 if is_sharded else row.devices}",
+        f"data_parallel_shard_degree = {row.devices if is_sharded else 1}",
+        "",
+        "[activation_checkpoint]",
+        f'mode = "{mode}"',
+    ]
+    if row.learning_rate is not None:
+        lines += ["", "[optimizer]", f"lr = {row.learning_rate}"]
+    return "\n".join(lines) + "\n"
+
+
+def _is_half(plan: Plan) -> bool:
+    return plan.settings.precision.startswith("bf16")
+
+
+EXPORTS: dict[str, Callable[[Plan, PlannedTrial], str]] = {
+    "deepspeed": _deepspeed,
+    "accelerate": _accelerate,
+    "trl": _trl,
+    "torchtitan": _torchtitan,
+}
+
+
+def export_plan(plan: Plan, name: str) -> str:
+    """Return the only batch size of a plan as the file of another trainer.
+
+    Raises:
+        SweepError: if the plan has several batch sizes, or its steps are not known yet.
+    """
+    finals = [row for row in plan.trials if row.stage == "final"]
+    sizes = sorted({row.batch_size for row in finals})
+    if len(sizes) != 1:
+        listed = ", ".join(map(str, sizes))
+        raise SweepError(f"--export writes one batch size, got {listed}. Name one of --batches.")
+    row = finals[0]
+    if not row.steps:
+        raise SweepError("--export needs steps that are known. Give a --budget of tokens.")
+    product = row.microbatch_size * row.devices * row.gradient_accumulation_steps
+    assert product == row.batch_size, "the plan checks it"
+    return EXPORTS[name](plan, row)

@@ -1,0 +1,150 @@
+"""Plans in the words of other trainers; those marked peers are read by the trainers themselves."""
+
+import json
+import tomllib
+
+import pytest
+import yaml
+
+from sweep.api import plan_sweep
+from sweep.errors import SweepError
+from sweep.plan.exports import EXPORTS, export_plan
+
+# The three configurations of the guide to per-device batch sizes, with accumulation.
+EIGHT = {"gpu": "a100-80", "devices_per_trial": 8, "zero": 2, "batches": 64, "microbatch": 2}
+FOUR = {"gpu": "4090", "devices_per_trial": 4, "zero": 3, "batches": 8, "microbatch": 1}
+ONE = {"gpu": "4090", "batches": 4, "microbatch": 1}
+NUMBERS = {"eight": (64, 2, 8, 4), "four": (8, 1, 4, 2), "one": (4, 1, 1, 4)}
+
+
+@pytest.fixture(scope="module")
+def plans():
+    settings = {"eight": EIGHT, "four": FOUR, "one": ONE}
+    return {name: plan_sweep("quick", **of, budget="64k") for name, of in settings.items()}
+
+
+@pytest.mark.parametrize("name", [*NUMBERS])
+def test_the_three_numbers_multiply_in_the_words_of_each_trainer(plans, name):
+    batch, micro, devices, accumulation = NUMBERS[name]
+    plan = plans[name]
+    deepspeed = json.loads(export_plan(plan, "deepspeed"))
+    assert deepspeed["train_batch_size"] == batch == micro * devices * accumulation
+    assert deepspeed["train_micro_batch_size_per_gpu"] == micro
+    assert deepspeed["gradient_accumulation_steps"] == accumulation
+    assert deepspeed["zero_optimization"]["stage"] == plan.execution.zero
+
+    trl = yaml.safe_load(export_plan(plan, "trl"))
+    assert (trl["per_device_train_batch_size"], trl["gradient_accumulation_steps"]) == (
+        micro,
+        accumulation,
+    )
+    titan = tomllib.loads(export_plan(plan, "torchtitan"))
+    degrees = titan["parallelism"]
+    assert titan["training"]["local_batch_size"] == micro
+    assert titan["training"]["global_batch_size"] == batch
+    assert degrees["data_parallel_replicate_degree"] * degrees["data_parallel_shard_degree"] == (
+        devices
+    )
+    accelerate = yaml.safe_load(export_plan(plan, "accelerate"))
+    assert accelerate["num_processes"] == devices
+    assert accelerate["mixed_precision"] == "bf16"
+
+
+def test_grpo_is_exported_with_its_groups():
+    plan = plan_sweep(
+        "grpo-words",
+        model="quick",
+        data="synthetic",
+        batches=16,
+        budget="16k",
+        group_size=4,
+        context=128,
+    )
+    trl = yaml.safe_load(export_plan(plan, "trl"))
+    assert (trl["num_generations"], trl["generation_batch_size"]) == (4, 16)
+
+
+def test_several_batch_sizes_are_not_exported():
+    plan = plan_sweep("quick", batches=(8, 16), budget="64k")
+    for name in EXPORTS:
+        with pytest.raises(SweepError, match="writes one batch size, got 8, 16"):
+            export_plan(plan, name)
+
+
+def test_torchtitan_has_no_first_stage():
+    plan = plan_sweep("quick", gpu="h100", devices_per_trial=2, zero=1, batches=8, budget="64k")
+    with pytest.raises(SweepError, match="Plan --zero 0 or 3"):
+        export_plan(plan, "torchtitan")
+
+
+class Processes:
+    """The part of DeepSpeed's model-parallel unit that its configuration asks."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def get_data_parallel_world_size(self):
+        return self.count
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """A group of one process, of which DeepSpeed's configuration asks the rank."""
+    import deepspeed
+    import torch.distributed
+
+    deepspeed.init_distributed(
+        "gloo",
+        auto_mpi_discovery=False,
+        init_method=f"file://{tmp_path}/store",
+        rank=0,
+        world_size=1,
+        verbose=False,
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("name", [*NUMBERS])
+def test_deepspeed_accepts_the_file(plans, name):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    document = json.loads(export_plan(plans[name], "deepspeed"))
+    batch, micro, devices, accumulation = NUMBERS[name]
+    config = DeepSpeedConfig(document, mpu=Processes(devices))
+    assert config.train_batch_size == batch
+    assert config.train_micro_batch_size_per_gpu == micro
+    assert config.gradient_accumulation_steps == accumulation
+    assert config.zero_optimization_stage == plans[name].execution.zero
+    assert config.bfloat16_config.enabled
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", [*NUMBERS])
+def test_accelerate_accepts_the_file(plans, name, tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = tmp_path / "config.yaml"
+    path.write_text(export_plan(plans[name], "accelerate"))
+    config = load_config_from_file(str(path))
+    assert config.num_processes == NUMBERS[name][2]
+    assert config.mixed_precision == "bf16"
+    if plans[name].execution.zero:
+        assert config.deepspeed_config["gradient_accumulation_steps"] == NUMBERS[name][3]
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # TRL's own default
+@pytest.mark.parametrize("name", [*NUMBERS])
+def test_trl_accepts_the_file(plans, name, tmp_path):
+    from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+    text = export_plan(plans[name], "trl").replace("bf16: true", "bf16: false")  # on a CPU
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{text}dataset_name: any\noutput_dir: {tmp_path}\nuse_cpu: true\n")
+    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
+    _, args, _ = parser.parse_args_and_config(["--config", str(path)])
+    assert args.per_device_train_batch_size == NUMBERS[name][1]
+    assert args.gradient_accumulation_steps == NUMBERS[name][3]
