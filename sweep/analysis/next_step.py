@@ -127,6 +127,10 @@ def _number(trial: Mapping[Any, Any], column: str) -> float | None:
 
 def next_step(sweep: SweepTables, tuned: TunedResults | None) -> NextStep:
     """Return the next step of a sweep; `tuned` is None if it has no trials with tuned rates."""
+    if sweep.plan.is_part:
+        return NextStep(
+            reason="This folder has a part of the sweep. `sweep merge` joins all parts."
+        )
     search = _Search(sweep)
     try:
         return search.tune() if tuned is None else search.settle(tuned)

@@ -130,5 +130,7 @@ class Services(Settings, use_attribute_docstrings=True):
     """Refuse experiments that name code, as module:object."""
     timing: Annotated[str | None, RunFlag(Group.DEVICES, metavar="FILE")] = None
     """timing.json that fixes the tokens of a --budget of time; by default steps are timed here."""
+    shard: Annotated[str | None, RunFlag(Group.DEVICES, metavar="I/N")] = None
+    """Run only the I-th of N parts, in a folder of its own; `sweep merge` joins the folders."""
     executor: Annotated[str, RunFlag(Group.DEVICES)] = "local"
     """The machines that run trials."""

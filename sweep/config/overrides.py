@@ -62,6 +62,7 @@ class Overrides(Keywords, total=False):
     replaced_sizes: str | Sequence[Mapping[str, Any]] | None
     schedule: Mapping[str, Any] | None
     seeds: int | str | None
+    shard: str | None
     stall_minutes: float | str | None
     storage: str | None
     target: float | str | None

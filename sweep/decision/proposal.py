@@ -130,6 +130,7 @@ def command_with(plan: Plan, **changes: Any) -> str:
         experiment, newer = parse_command(words)
         lasting = {name: value for name, value in flags.items() if name in LASTING}
         flags = lasting | newer
+    flags.pop("shard", None)  # the answer is about all parts
 
     if changes.get("seeds", "auto") != "auto":
         flags = {name: value for name, value in flags.items() if name not in OF_SEEDS}

@@ -49,11 +49,12 @@ class Planned:
     timing: Timing | None = None  # that fixed tokens, and is still to be written
     changes_answer: bool = False  # whether the command asks another question of the folder's trials
     deadline: float = math.inf  # when no further seeds start, by `time.monotonic`
+    is_part: bool = False  # whether other folders have the other parts of the sweep
 
     @property
     def adds_seeds(self) -> bool:
         """True if seeds are added until the answer is clear."""
-        return self.experiment.seeds == "auto"
+        return self.experiment.seeds == "auto" and not self.is_part
 
     def command_rows(self) -> Plan:
         """Return the plan with only the rows that this command names."""
@@ -99,6 +100,8 @@ def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None 
         new = new.with_execution(**bound_by_memory(new, request.folder))
         new = share_device(new, request.folder, chosen.at_once, machine, is_elsewhere)
         new = _with_kind_of_steps(new, machine, request)
+        if request.shard is not None:  # after what depends on all batch sizes is decided
+            new = request.shard.restrict(new)
         plan = new
     else:
         _refuse_other_execution(request.execution, stored, request.folder)
@@ -115,6 +118,7 @@ def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None 
         experiment,
         changes_answer=old is not None and old.settings.answer != plan.settings.answer,
         deadline=request.deadline,
+        is_part=request.shard is not None,
     )
 
 
@@ -149,6 +153,8 @@ def _grown_plan(request: Request, inputs: Inputs, stored: Plan) -> tuple[Plan, P
             unrecorded=request.unrecorded,
             old=old,
         )
+        if request.shard is not None:
+            new = request.shard.restrict(new)
         return new, _merge_plan(stored, new, folder)
 
     new, plan = build(stored.execution)

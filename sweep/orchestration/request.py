@@ -16,6 +16,8 @@ from sweep.errors import SweepError, printable, without_secrets
 from sweep.orchestration.executors.build import executors_of, services_table
 from sweep.plan.commands import typed_command
 from sweep.plan.needs import refuse_without_effect
+from sweep.plan.policies import parse_policy
+from sweep.plan.shard import Shard, parse_shard
 from sweep.trial.files import refuse_links
 from sweep.trial.folder import SweepFolder
 from sweep.usercode.identity import describe_objects, names_of_user
@@ -35,6 +37,7 @@ class Request:
     command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
     unrecorded: tuple[str, ...] = ()  # settings that the words lack
     later_budgets: tuple[int, ...] = ()  # those of the command that are planned afterwards
+    shard: Shard | None = None  # the part of the sweep that the command runs; None: all of it
     started: float = field(default_factory=time.monotonic)  # when the command began
 
     def by_budget(self) -> "list[Request]":
@@ -91,6 +94,12 @@ def read_request(
     if execution.gpu is not None and execution.device == "auto":
         execution = execution.model_copy(update={"device": "cuda"})
     parsed = load_experiment(experiment, settings, keeps_model_sizes)
+    shard = parse_shard(services.shard)
+    if shard is not None:
+        shard.refuse_unsuited(parsed, services.timing is not None)
+    if shard is not None and parse_policy(parsed.lr).is_tuned:
+        by_rule = parsed.tuning.model_copy(update={"centred_by": "rule"})
+        parsed = parsed.model_copy(update={"tuning": by_rule})
     refuse_without_effect(parsed, settings)
     if services.timing is not None and parsed.time_budget_seconds is None:
         raise SweepError("--timing needs a --budget of time, such as 10min. Leave it out.")
@@ -98,7 +107,8 @@ def read_request(
     path = Path(out) if out else Path("results") / parsed.name
     refuse_links(path)
     announce_code(parsed.user_code, parsed.code_folder, services.no_user_code)
-    return Request(parsed, execution, SweepFolder(path), services, command, unrecorded)
+    folder_of_sweep = SweepFolder(path)
+    return Request(parsed, execution, folder_of_sweep, services, command, unrecorded, shard=shard)
 
 
 def _folder_of_script(values: Mapping[str, Any]) -> str | None:

@@ -143,6 +143,12 @@ class Plan(Inputs):
             return (self,)
         return tuple(self._at(budget) for budget in self.budgets)
 
+    @property
+    def is_part(self) -> bool:
+        """Whether other folders have the other batch sizes of the sweep (`--shard`)."""
+        has_parts = any("--shard" in words for words in self.commands)
+        return has_parts and {row.batch_size for row in self.trials} < {*self.settings.batches}
+
     def find_budget(self, budget: int | str | tuple[int, ...]) -> "Plan | None":
         """Return the plan of a budget; None if the sweep does not have it."""
         for plan in self.by_budget:

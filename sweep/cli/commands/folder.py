@@ -15,6 +15,7 @@ from sweep.cli.commands.arguments import (
     json_option,
     match_trial,
     open_page,
+    out_folder,
     sweep_folder,
 )
 from sweep.cli.options import echo, print_document
@@ -52,6 +53,23 @@ def status(folder: "SweepFolder", json: bool, verify: bool, watch: bool) -> None
         print_document(document)
     else:
         print_status(document)
+
+
+@click.command()
+@click.argument("parts", type=Path, metavar="DIR…", nargs=-1, required=True)
+@click.option("--out", type=out_folder, metavar="DIR", required=True, help="The whole sweep.")
+def merge(parts: tuple[Path, ...], out: Path) -> None:
+    """Join the folders of parts that ran apart (`sweep run --shard I/N`) into one sweep.
+
+    Also folders of one sweep with different batch sizes, seeds or rates. Nothing is trained again;
+    a merge that was interrupted is repeated.
+    """
+    from sweep.orchestration.merging import merge_paths
+    from sweep.plan.shard import remaining_command
+
+    merged = merge_paths(parts, out)
+    echo(f"{merged.copied} trials copied to {out}, {merged.present} were there.")
+    echo(f"Report and answer: {remaining_command(merged.plan, str(out))}")
 
 
 @click.command()

@@ -1,0 +1,145 @@
+"""Join the folders of a sweep's parts, which ran apart: `sweep merge DIR… --out DIR`."""
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweep.errors import SweepError
+from sweep.orchestration.holding import holding
+from sweep.plan.growth import add_budget, grow_plan, may_add_budget
+from sweep.plan.plan import Plan, parse_plan
+from sweep.trial.files import remove, write_json
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.lease import is_locked
+from sweep.trial.status import State
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge has joined."""
+
+    plan: Plan
+    copied: int  # trials
+    present: int  # trials that the folder already had
+
+
+def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
+    """Copy the trials of several folders of one sweep into another one, which then has its plan.
+
+    A merge that was interrupted is repeated. Nothing in the parts changes.
+
+    Raises:
+        SweepError: if the parts belong to different sweeps, a command runs in one, or a trial has
+            different results in two of them.
+    """
+    for part in parts:
+        if part.path.resolve() == out.path.resolve():
+            raise SweepError(f"--out must be another folder than the parts, got {out.path}.")
+        if is_locked(part.lock_path):
+            raise SweepError(f"{part.path} is in use by a command. Wait for it, or stop it.")
+    folders = [*parts, out] if out.plan_path.exists() else [*parts]
+    plans = [_plan_of(folder) for folder in folders]
+    plan = plans[0]
+    for folder, other in zip(folders[1:], plans[1:], strict=True):
+        plan = _joined(plan, other, folder)
+    sources = _sources_of(folders)
+    with holding(out):
+        copied = 0
+        for trial_id, source in sources.items():
+            if source.path.parent != out.trials_path:
+                copied += _copy_trial(source, out.trial(trial_id), out.name)
+        rows = (*plan.known_trials, *plan.waiting_searches)
+        saved = plan.model_copy(update={"trials": rows})
+        write_json(out.plan_path, saved.model_dump(mode="json"))
+    return Merged(plan, copied, len(sources) - copied)
+
+
+def _plan_of(folder: SweepFolder) -> Plan:
+    return folder.located(parse_plan(folder.require_plan(), str(folder.plan_path)))
+
+
+def _joined(plan: Plan, other: Plan, folder: SweepFolder) -> Plan:
+    """Return the plan of two parts."""
+    if plan.code != other.code:
+        raise SweepError(
+            f"{folder.path} was trained by other code of yours. Merge equal code only."
+        )
+    for of_budget in other.by_budget:
+        old = plan.find_budget(of_budget.settings.budget)
+        if old is None and may_add_budget(plan, of_budget):
+            plan = plan.with_budget(add_budget(plan, of_budget, folder.path))
+        else:
+            plan = plan.with_budget(grow_plan(plan if old is None else old, of_budget, folder.path))
+    return plan
+
+
+def _sources_of(folders: Sequence[SweepFolder]) -> dict[str, TrialFolder]:
+    """Return the folder of each trial; the one with a result, or the furthest one.
+
+    Raises:
+        SweepError: if a trial has different results.
+    """
+    sources: dict[str, TrialFolder] = {}
+    for folder in folders:
+        for trial in folder.trials():
+            known = sources.get(trial.id)
+            if known is None:
+                sources[trial.id] = trial
+                continue
+            _refuse_conflict(known, trial)
+            if _progress_of(trial) > _progress_of(known):
+                sources[trial.id] = trial
+    return sources
+
+
+def _refuse_conflict(first: TrialFolder, second: TrialFolder) -> None:
+    results = first.find_result(), second.find_result()
+    if None in results:
+        return
+    one, other = results
+    assert one is not None and other is not None
+    measured = [
+        (result.state, result.final_valid_loss, result.final_train_loss) for result in (one, other)
+    ]
+    if measured[0] != measured[1]:  # equal losses: it was trained twice
+        raise SweepError(
+            f"trial {first.id} must have one result, got {first.path} and {second.path}. Leave one "
+            "of them out, or remove the trial from one."
+        )
+
+
+def _progress_of(trial: TrialFolder) -> tuple[bool, bool, int]:
+    """Return how far a trial is: with a result, pruned, and the bytes of its curve."""
+    length = trial.metrics_path.stat().st_size if trial.metrics_path.exists() else 0
+    is_pruned = trial.read_status().state is State.PRUNED
+    return trial.find_result() is not None, is_pruned, length
+
+
+def _copy_trial(source: TrialFolder, target: TrialFolder, sweep: str) -> bool:
+    """Copy a trial into a sweep, with absolute paths; return whether that was needed."""
+    if target.path.exists():
+        _refuse_conflict(source, target)
+        if _progress_of(target) >= _progress_of(source):
+            return False
+        remove(target.path)
+    part = target.path.with_name(f".{target.id}.part")
+    remove(part)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    ignored = shutil.ignore_patterns("lease.json", "stop.json", ".*.part")
+    shutil.copytree(source.path, part, ignore=ignored)
+    if source.config_path.exists():
+        config = source.read_config().model_copy(update={"sweep": sweep})
+        TrialFolder(part).write_config(config)
+    part.rename(target.path)
+    return True
+
+
+def merge_paths(parts: Sequence[Path], out: Path) -> Merged:
+    """Merge folders by their paths, as `merge_sweeps`."""
+    if len({path.resolve() for path in parts}) < len(parts):
+        raise SweepError("each folder must be named once. Leave the copies out.")
+    return merge_sweeps([SweepFolder(path) for path in parts], SweepFolder(out))

@@ -1,0 +1,138 @@
+"""Parts of a sweep in folders of their own, joined again, equal the sweep in one folder."""
+
+import json
+import shutil
+
+import pytest
+
+from sweep.analysis.next_step import next_step
+from sweep.analysis.results import load_sweep
+from sweep.api import plan_sweep, run_sweep
+from sweep.errors import SweepError
+from sweep.orchestration import merging
+from sweep.orchestration.merging import merge_paths
+from sweep.plan.shard import parse_shard
+from sweep.trial.files import write_json
+from sweep.trial.folder import SweepFolder
+
+SETTINGS = {"budget": 8192, "batches": "4,8,16", "seeds": 2, "show_progress": False}
+TIMES = ("time", "perf/", "memory/")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Return a sweep in one folder, and in three parts."""
+    folder = tmp_path_factory.mktemp("parts")
+    run_sweep("quick", out=folder / "whole", **SETTINGS)
+    for index in (1, 2, 3):
+        run_sweep("quick", out=folder / str(index), shard=f"{index}/3", **SETTINGS)
+    return folder
+
+
+@pytest.fixture
+def copies(parts, tmp_path):
+    for index in (1, 2, 3):
+        shutil.copytree(parts / str(index), tmp_path / str(index))
+    return [tmp_path / str(index) for index in (1, 2, 3)]
+
+
+def curves(folder):
+    found = {}
+    for trial in SweepFolder(folder).trials():
+        lines = [json.loads(line) for line in trial.metrics_path.read_text().splitlines()]
+        found[trial.id] = [
+            {name: value for name, value in line.items() if not name.startswith(TIMES)}
+            for line in lines
+        ]
+    return found
+
+
+def test_parts_joined_equal_one_folder_bit_for_bit(parts, tmp_path):
+    merged = merge_paths([parts / "1", parts / "2", parts / "3"], tmp_path / "merged")
+    assert (merged.copied, merged.present) == (6, 0)
+    assert curves(tmp_path / "merged") == curves(parts / "whole")
+    again = run_sweep("quick", out=tmp_path / "merged", **SETTINGS)
+    assert {trial.read_status().attempts for trial in SweepFolder(again.path).trials()} == {1}
+    whole = run_sweep("quick", out=parts / "whole", **SETTINGS)
+    means = [row.mean for row in again.answer().batch_sizes]
+    assert means == [row.mean for row in whole.answer().batch_sizes]
+
+
+def test_each_part_has_whole_cells_and_names_the_merge(parts):
+    for index, size in ((1, 4), (2, 8), (3, 16)):
+        part = load_sweep(parts / str(index))
+        assert {row.batch_size for row in part.plan.trials} == {size} and part.plan.is_part
+    assert "`sweep merge` joins all parts" in next_step(part, None).reason
+
+
+def test_the_rates_of_a_tuned_part_need_no_other_part(tmp_path):
+    settings = {"budget": 8192, "batches": "4,8,16", "lr": "tuned", "seeds": "auto"}
+    part = plan_sweep("quick", out=tmp_path / "a", shard="2/3", **settings)
+    whole = plan_sweep("quick", out=tmp_path / "b", centre="rule", **settings)
+    tuning = {row.id for row in whole.trials if row.stage == "tune" and row.batch_size == 8}
+    assert {row.id for row in part.trials if row.stage == "tune"} == tuning
+
+
+def test_a_trial_with_two_results_is_refused_by_name(copies, tmp_path):
+    (trial, _) = SweepFolder(copies[0]).trials()
+    run_sweep("quick", out=tmp_path / "other", shard="1/3", **SETTINGS)
+    other = SweepFolder(tmp_path / "other").trial(trial.id)
+    result = other.read_sealed(other.result_path)
+    merged = merge_paths([copies[0], tmp_path / "other"], tmp_path / "twice")
+    assert merged.copied == 2  # trained twice, with equal losses
+
+    write_json(other.result_path, {**result, "final_valid_loss": 1.0})
+    with pytest.raises(SweepError, match=f"trial {trial.id} must have one result"):
+        merge_paths([copies[0], tmp_path / "other"], tmp_path / "merged")
+    assert not (tmp_path / "merged" / "plan.json").exists()
+
+
+def test_a_merge_that_is_killed_is_repeated(copies, tmp_path, monkeypatch):
+    out = tmp_path / "merged"
+    calls = []
+
+    def fail(*arguments, **keywords):
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(*arguments, **keywords)
+
+    original = shutil.copytree
+    monkeypatch.setattr(merging.shutil, "copytree", fail)
+    with pytest.raises(KeyboardInterrupt):
+        merge_paths(copies, out)
+    assert not (out / "plan.json").exists()
+    monkeypatch.undo()
+    merged = merge_paths(copies, out)
+    assert (merged.copied, merged.present) == (3, 3)
+    assert len(curves(out)) == 6
+
+
+def test_parts_of_another_question_are_refused(copies, tmp_path):
+    settings = SETTINGS | {"budget": 16384, "batches": "4", "context": 32}
+    run_sweep("quick", out=tmp_path / "other", **settings)
+    with pytest.raises(SweepError, match="Choose another --out for another question"):
+        merge_paths([copies[0], tmp_path / "other"], tmp_path / "merged")
+    with pytest.raises(SweepError, match="named once"):
+        merge_paths([copies[0], copies[0]], tmp_path / "merged")
+    with pytest.raises(SweepError, match="another folder than the parts"):
+        merge_paths(copies, copies[1])
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "1/2000"])
+def test_a_part_that_does_not_exist_is_refused(text):
+    with pytest.raises(SweepError, match="I from 1 to N"):
+        parse_shard(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"shard": "4/4", "batches": "4,8,16"}, "Take fewer parts"),
+        ({"shard": "1/2", "batches": "auto", "budget": "8k,32k"}, "Name --batches"),
+        ({"shard": "1/2", "budget": "1min"}, "needs --timing FILE"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(settings, problem, tmp_path):
+    with pytest.raises(SweepError, match=problem):
+        plan_sweep("quick", out=tmp_path / "x", **{"budget": 8192, **settings})
