@@ -168,6 +168,10 @@ def storage_problem(error: BaseException | None, path: Path) -> str | None:
     return None
 
 
+# s3://bucket/name, which a path writes with one slash.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse a folder, if it exists, that could make a command use a file outside of it.
 
@@ -176,6 +180,11 @@ def refuse_links(folder: Path) -> None:
     if not str(folder).isprintable():
         raise SweepError(f"the name of a folder must be plain text, got {printable(folder)!r}.")
 
+    if ADDRESS.match(str(folder)):
+        raise SweepError(
+            f"a folder must be one of a file system, got the address {str(folder)!r}. Use a local "
+            "folder, and copy it when the command has ended; `sweep merge` joins copies of parts."
+        )
     root = folder.resolve()
     pending = [str(folder)]
     while pending:

@@ -185,3 +185,17 @@ def test_more_than_an_hour_needs_a_yes_and_a_trial_enough_disk(refuse, monkeypat
     assert "--yes" in sentence
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert "the disk must have" in refuse("run", *CHEAP)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "quick", "--out", "s3://bucket/name"),
+        ("plan", "quick", "--out", "gs://bucket/name"),
+        ("merge", "one", "--out", "s3://bucket/name"),
+        ("status", "s3://bucket/name"),
+    ],
+)
+def test_an_address_is_no_folder(refuse, arguments):
+    message = refuse(*arguments)
+    assert "a folder must be one of a file system" in message and "sweep merge" in message
