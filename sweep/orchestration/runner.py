@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sweep.config.execution import Services
+from sweep.config.numbers import nearest_multiples
 from sweep.config.optimizers import optimizer_facts
 from sweep.decision.next import asks_for_soonest
 from sweep.errors import SweepError
@@ -95,12 +96,29 @@ def refuse_unusable_request(plan: Plan, folder: SweepFolder, services: Services)
         problem = "has no optimizer and trains nothing. Give it one, or use `sweep forecast`"
         raise SweepError(f"experiment {plan.experiment!r} {problem}.")
     refuse_unusable_services(services)
+    nodes = find_executor(services.executor).nodes_per_trial(services)
+    if nodes > 1:
+        _refuse_several_nodes(plan, nodes)
     if services.tracking_uri:
         check_answers(services.tracking_uri)
     if services.storage and plan.awaits_rates:
         from sweep.orchestration.tuning import open_storage  # imports optuna
 
         open_storage(services.storage)
+
+
+def _refuse_several_nodes(plan: Plan, nodes: int) -> None:
+    if not plan.settings.workload.is_program:
+        raise SweepError(
+            f"a trial must run on one node, got {nodes}. Only a --command can start processes on "
+            "several, for example by torchrun."
+        )
+    devices = plan.execution.devices
+    if devices % nodes:
+        raise SweepError(
+            f"devices-per-trial must be a multiple of the nodes of a trial ({nodes}), got "
+            f"{devices}. Use {nearest_multiples(devices, nodes)}."
+        )
 
 
 def prepare(plan: Plan, folder: SweepFolder, services: Services) -> None:

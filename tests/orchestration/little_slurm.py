@@ -110,6 +110,8 @@ class LittleSlurm:
                         client.send((1, f"{command}: error: {error}\n"))
 
     def _sbatch(self, words: list[str], environment: dict[str, str], _: int) -> str:
+        if words[0] == "--test-only":
+            return ""
         if self.refusals:
             self.refusals -= 1
             raise RuntimeError("Socket timed out on send/recv operation")

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ import psutil
 import pytest
 
 from sweep.config.execution import Execution
+from sweep.errors import SweepError
+from sweep.orchestration.executors import ray as ray_executor
 from sweep.orchestration.executors.ray import ENVIRONMENT, RayExecutor, RaySettings
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
@@ -18,6 +21,7 @@ from sweep.training.device import available_cores
 from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked, read_owner
 from sweep.trial.status import Cause, State
+from sweep.version import __version__
 from tests.orchestration.clusters import (
     RAY_TOKEN,
     SECONDS,
@@ -38,6 +42,7 @@ pytestmark = [
     pytest.mark.timeout(900),  # starts many processes, also on a busy machine
 ]
 ON_RAY = ("--executor", "ray")
+inspection = ray_executor._inspection
 
 
 class RayCluster:
@@ -259,3 +264,23 @@ def test_a_cluster_that_cannot_run_the_trials_is_refused(ray_environment, tmp_pa
     done = subprocess.run([*words, "--out", str(out)], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("Error: ")
     assert "Traceback" not in done.stderr and not out.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "problem"),
+    [
+        ("__version__", "9.9", f"has sweep {__version__}"),
+        ("_inspection", lambda path: inspection(f"{path}-elsewhere"), "does not see the folder"),
+    ],
+)
+def test_nodes_that_cannot_run_trials_of_the_folder_are_named(
+    cluster, tmp_path, monkeypatch, attribute, value, problem
+):
+    cluster.add()
+    folder = plan_trials(tmp_path / "sweep")
+    before = set(folder.path.iterdir())
+    execution = Execution(device="cpu", threads=available_cores())
+    monkeypatch.setattr(ray_executor, attribute, value)
+    with pytest.raises(SweepError, match=f"but {socket.gethostname()} {problem}"):
+        RayExecutor(RaySettings(ray_address=cluster.address), execution, folder)
+    assert set(folder.path.iterdir()) == before

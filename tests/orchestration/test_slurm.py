@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from sweep.api import run_sweep
 from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.orchestration.executors import slurm
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # many processes on 
 
 LOCALLY = services_table()(executor="slurm", slurm="cluster=local")
 ON_SLURM = services_table()(executor="slurm")
+COMMAND = "echo {batch_size} {learning_rate} {seed} {steps}"
 OPTIONS = ("--executor", "slurm", "--slurm", "cluster=local", "--device", "cpu")
 
 
@@ -245,9 +247,46 @@ def test_sbatch_receives_the_request(submit, cluster):
     wait_until(lambda: cluster.jobs)
     (job,) = cluster.jobs.values()
     request = {"account": "lab", "constraint": "h100", "partition": "gpu", "qos": "high"}
-    request |= {"cpus-per-task": "12", "gpus-per-node": "2", "mem": "32GB", "time": "2880"}
+    request |= {"cpus-per-task": "12", "gpus-per-node": "2", "mem": "32768M", "time": "2880"}
     request |= {"signal": "USR2@90"}
     assert {name: job.flags[name] for name in request} == request
+
+
+def test_sbatch_receives_any_option_and_lines_of_setup(submit, cluster):
+    cluster.resize(0)
+    words = "nodes=2,gres=gpu:a100:4,shard:1,container_image=lab/torch:2,exclusive=,mail-type=END"
+    setup = "setup=module load cuda,setup=export NCCL_DEBUG=INFO"
+    submit(f"{words},{setup}", {"device": "cuda", "devices": 8, "threads": 2})
+    wait_until(lambda: cluster.jobs)
+    (job,) = cluster.jobs.values()
+    request = {"nodes": "2", "gres": "gpu:a100:4,shard:1", "container-image": "lab/torch:2"}
+    request |= {"exclusive": "", "mail-type": "END", "cpus-per-task": "8", "ntasks-per-node": "1"}
+    assert {name: job.flags[name] for name in request} == request
+    assert "gpus-per-node" not in job.flags
+    script = (cluster.folder / f"{job.id}.sh").read_text()
+    before, command = script.split("# command")
+    assert "module load cuda\nexport NCCL_DEBUG=INFO\n" in before
+    assert "--overlap --nodes=1 --ntasks=1" in command
+
+
+def test_jobs_that_slurm_refuses_end_the_command_before_any_trial(submit, cluster):
+    (cluster.folder / "sbatch").write_text("#!/bin/sh\necho error: no such partition >&2; exit 1")
+    with pytest.raises(SweepError, match="SLURM refuses such jobs: error: no such partition"):
+        submit("partition=moon")
+
+
+@pytest.mark.parametrize(
+    ("program", "devices", "message"),
+    [
+        ({"experiment": "quick"}, 2, "must run on one node"),
+        ({"command": COMMAND}, 3, "must be a multiple of the nodes"),
+    ],
+)
+def test_several_nodes_need_a_command_and_devices_on_each(tmp_path, program, devices, message):
+    settings = {"budget": 480, "batches": [6], "device": "cpu", "devices_per_trial": devices}
+    on_two_nodes = {"executor": "slurm", "slurm": "cluster=local,nodes=2"}
+    with pytest.raises(SweepError, match=message):
+        run_sweep(out=tmp_path / "sweep", **program, **settings, **on_two_nodes)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +304,11 @@ def test_a_job_that_sbatch_refuses_is_submitted_once_more(run, cluster, go, refu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nodes=4", "slurm must be KEY=VALUE"),
         ("partition", "slurm must be KEY=VALUE"),
+        ("nodes=2-4", "slurm's nodes must be"),
+        ("ntasks=4", "must not have the key ntasks"),
+        ("time=", "slurm's time must have a value"),
+        ("qos=a,qos=b", "got qos twice"),
         ("time=4", "slurm's time must be"),
         ("time=4m", "slurm's time must be"),
         ("memory=big", "slurm's memory must be"),

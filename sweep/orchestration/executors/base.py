@@ -32,6 +32,11 @@ class Executor(ABC):
         """Raise SweepError if the settings, of the type `cls.settings`, have a wrong value."""
         return None
 
+    @classmethod
+    def nodes_per_trial(cls, settings: Any) -> int:
+        """Return over how many nodes the devices of a trial are spread."""
+        return 1
+
     @abstractmethod
     def __init__(self, settings: Any, execution: Execution, folder: SweepFolder) -> None:
         """Connect to the machines; raise SweepError if they cannot run trials."""

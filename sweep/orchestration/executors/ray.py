@@ -6,7 +6,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -19,8 +20,10 @@ from sweep.plan.retry import Outcome
 from sweep.training import run_cluster_attempt
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import DEAD_SECONDS
+from sweep.version import __version__
 
 POLL_SECONDS = 1.0  # between two checks of the cluster's nodes
+NODE_SECONDS = 120.0  # for a node to tell its version
 ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers use the environment of their node
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default of later versions, which 2.60 suggests
@@ -74,6 +77,8 @@ class RayExecutor(Executor):
                 "another --device."
             )
 
+        if settings.ray_address:
+            self._refuse_unready_nodes(folder.path)
         self.slots = _slots(capacity)
         self._watcher = threading.Thread(target=self._watch, name="ray", daemon=True)
         self._watcher.start()
@@ -92,6 +97,47 @@ class RayExecutor(Executor):
                 f"ray-address must be the address of a Ray cluster, got {address!r} ({reason}). "
                 "Start one with `ray start --head`, or leave the flag out to use this machine."
             ) from error
+
+    def _refuse_unready_nodes(self, folder: Path) -> None:
+        """Raise SweepError if nodes cannot see the sweep's folder, or have another version."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        probe = folder.absolute() / f".{uuid.uuid4().hex}"  # new, so no file system has cached it
+        probe.touch()
+        inspect = self._ray.remote(num_cpus=0, max_retries=0)(_inspection(str(probe)))
+        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._nodes()}
+        try:
+            tasks = {}
+            for node in nodes:
+                strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+                tasks[node] = inspect.options(scheduling_strategy=strategy).remote()
+            problems = [
+                f"{nodes[node]} {problem}"
+                for node, task in tasks.items()
+                if (problem := self._problem_of_node(task, folder))
+            ]
+        finally:
+            probe.unlink()
+        if problems:
+            self._ray.shutdown()
+            raise SweepError(
+                f"all nodes of the Ray cluster must see {folder.absolute()} and have sweep "
+                f"{__version__}, but {'; '.join(problems)}. Mend these nodes, or take them out of "
+                "the cluster."
+            )
+
+    def _problem_of_node(self, task: Any, folder: Path) -> str:
+        try:
+            version, sees_folder = self._ray.get(task, timeout=NODE_SECONDS)
+        except self._ray.exceptions.GetTimeoutError:
+            return f"has not answered for {NODE_SECONDS:g} s"
+        except self._ray.exceptions.RayError as error:
+            return f"cannot run a task ({str(error).strip().splitlines()[-1]})"
+        if version is None:
+            return "has no sweep in its Python"
+        if version != __version__:
+            return f"has sweep {version}"
+        return "" if sees_folder else "does not see the folder"
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         future: Future[Outcome] = Future()
@@ -174,9 +220,34 @@ class RayExecutor(Executor):
     def _capacity(self) -> int:
         """Return how many attempts fit the cluster's nodes; OSError if its head does not answer."""
         _check_reachable(self._address)  # else Ray would block, and end this process
-        resources = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        amounts = [of_node.get(self._resource, 0) for of_node in resources]
-        return sum(int(amount // self._needed) for amount in amounts)
+        return sum(int(node["Resources"][self._resource] // self._needed) for node in self._nodes())
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """Return the living nodes that can hold a trial."""
+        return [
+            node
+            for node in self._ray.nodes()
+            if node["Alive"] and node["Resources"].get(self._resource, 0) >= self._needed
+        ]
+
+
+def _inspection(path: str) -> Callable[[], tuple[str | None, bool]]:
+    """Return a function of a node's version of sweep, and whether a file exists there.
+
+    Ray sends a local function as code, so it also runs on a node without this package.
+    """
+
+    def inspect() -> tuple[str | None, bool]:
+        import os
+
+        is_visible = os.path.exists(path)
+        try:
+            from sweep.version import __version__ as version
+        except ImportError:
+            return None, is_visible
+        return version, is_visible
+
+    return inspect
 
 
 def _slots(capacity: int) -> list[dict[str, str]]:

@@ -4,9 +4,11 @@ A job needs no command: it requeues itself when SLURM ends it, and the next comm
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,10 +28,12 @@ from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch, read_owner
 
 NOTICE = getattr(signal, "SIG" + os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2"))
-SBATCH_KEYS = ("partition", "account", "qos", "constraint")
-KEYS = (*SBATCH_KEYS, "time", "memory", "cores", "jobs", "cluster")
-DEFAULTS = {"time": "4h", "jobs": "16", "cluster": "slurm"}
+OWN_KEYS = ("cluster", "cores", "jobs", "memory", "setup", "time")  # other keys are sbatch's
+GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "gres")
+CORE_OPTIONS = ("cpus_per_gpu", "cpus_per_task")
+SET_BY_SWEEP = ("array", "error", "ntasks", "ntasks_per_node", "output", "signal", "wait", "wrap")
 MINUTES = {"m": 1, "h": 60, "d": 1440}
+NEXT_PAIR = re.compile(r",(?=\s*[A-Za-z][\w-]*=)")  # values may have commas: gres=gpu:2,shard:1
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
 OUTCOMES = {  # by state of a job; others are lost
@@ -42,7 +46,7 @@ OUTCOMES = {  # by state of a job; others are lost
 
 class SlurmSettings(Settings, use_attribute_docstrings=True):
     slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None
-    """Options of SLURM jobs: partition=gpu,time=4h."""
+    """Options of SLURM jobs, also any of sbatch: partition=gpu,time=4h,gres=gpu:a100:1."""
 
 
 class SlurmOverrides(TypedDict, total=False):
@@ -55,29 +59,61 @@ class JobRequest:
 
     cluster: str  # slurm or local, as submitit names them
     jobs: int  # in the queue at the same time
-    parameters: dict[str, Any]  # as submitit names them
+    minutes: int  # time limit of a job
+    nodes: int  # of each job
+    setup: list[str]  # lines of shell that a job runs first
+    options: dict[str, Any]  # of sbatch, with underscores; True: an option without a value
 
 
 def parse_request(text: str | None) -> JobRequest:
     """Parse the value of `--slurm`."""
-    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
-    words = DEFAULTS | {key.strip(): value.strip() for key, _, value in pairs}
-    cluster = words["cluster"]
-    is_complete = words.keys() <= set(KEYS) and all(words.values())
-    if not is_complete or cluster not in ("slurm", "local"):
-        keys = ", ".join(KEYS) + " (slurm or local)"
-        raise SweepError(f"slurm must be KEY=VALUE,… with the keys {keys}, got {text!r}.")
+    values, setup = _parse_pairs(text or "")
+    cluster = values.pop("cluster", "slurm")
+    if cluster not in ("slurm", "local"):
+        raise SweepError(f"slurm's cluster must be slurm or local, got {cluster!r}.")
+    jobs = parse_count(values.pop("jobs", "16"), "slurm's jobs")
+    minutes = _parse_minutes(values.pop("time", "4h"))
+    memory = values.pop("memory", None)
+    cores = values.pop("cores", None)
+    nodes = parse_count(values.get("nodes", "1"), "slurm's nodes")
 
-    parameters: dict[str, Any] = {"timeout_min": _parse_minutes(words["time"])}
-    for key in SBATCH_KEYS:
-        if key in words:
-            parameters[f"slurm_{key}"] = words[key]
-    jobs = parse_count(words["jobs"], "slurm's jobs")
-    if "memory" in words:
-        parameters["mem_gb"] = parse_bytes(words["memory"], "slurm's memory") / 2**30
-    if "cores" in words:
-        parameters["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
-    return JobRequest(cluster, jobs, parameters)
+    options: dict[str, Any] = {key: value or True for key, value in values.items()}
+    if memory:
+        mebibytes = parse_bytes(memory, "slurm's memory") // 2**20
+        options["mem"] = f"{mebibytes}M"
+    if cores:
+        options["cpus_per_task"] = parse_count(cores, "slurm's cores")
+    return JobRequest(cluster, jobs, minutes, nodes, setup, options)
+
+
+def _parse_pairs(text: str) -> tuple[dict[str, str], list[str]]:
+    """Return the values by key, and those of `setup`, which may be given several times."""
+    values: dict[str, str] = {}
+    setup = []
+    for pair in NEXT_PAIR.split(text):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        key = key.replace("-", "_")
+        if not pair.strip():
+            continue
+        if not (key and equals):
+            raise SweepError(
+                f"slurm must be KEY=VALUE,…, got {pair.strip()!r}. The keys are "
+                f"{', '.join(OWN_KEYS)} and the long options of sbatch; write one without a value "
+                "as exclusive=."
+            )
+        if key in SET_BY_SWEEP:
+            raise SweepError(
+                f"slurm must not have the key {key}, which sweep or submitit sets. Leave it out."
+            )
+        if key in OWN_KEYS and not value:
+            raise SweepError(f"slurm's {key} must have a value. Write {key}=VALUE.")
+        if key in values:
+            raise SweepError(f"slurm must have each key once, got {key} twice. Leave one out.")
+        if key == "setup":
+            setup.append(value)
+        else:
+            values[key] = value
+    return values, setup
 
 
 def _parse_minutes(text: str) -> int:
@@ -125,9 +161,14 @@ class SlurmExecutor(Executor):
     def refuse_unsuited(cls, settings: SlurmSettings) -> None:
         parse_request(settings.slurm)
 
+    @classmethod
+    def nodes_per_trial(cls, settings: SlurmSettings) -> int:
+        return parse_request(settings.slurm).nodes
+
     def __init__(self, settings: SlurmSettings, execution: Execution, folder: SweepFolder) -> None:
         import submitit
 
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # warns of each failure of sacct
         request = parse_request(settings.slurm)
         jobs = f"{folder.name}-{sha256_of(str(folder.path.resolve()))[:8]}"
         requeues = dict.fromkeys(("slurm_max_num_timeout", "local_max_num_timeout"), 10**6)
@@ -142,12 +183,17 @@ class SlurmExecutor(Executor):
             ) from error
 
         os.environ["PYTHONSAFEPATH"] = "1"  # jobs of cluster=local inherit it
+        options = _needs_of_a_trial(execution, request) | request.options
+        if request.cluster == "slurm":
+            _refuse_options(options)
         parameters = {
             "name": f"sweep-{folder.name}",
-            "slurm_setup": ["export PYTHONSAFEPATH=1"],  # not the current folder
-            **_needs_of_a_trial(execution),
-            **request.parameters,
+            "timeout_min": request.minutes,
+            "slurm_additional_parameters": options,
+            "slurm_setup": ["export PYTHONSAFEPATH=1", *request.setup],  # not the current folder
         }
+        if request.nodes > 1:  # the attempt runs on the first node; its command starts the others
+            parameters["slurm_srun_args"] = ["--overlap", "--nodes=1", "--ntasks=1"]
         self._submitit.update_parameters(**parameters)
 
         self._folder = folder
@@ -220,12 +266,30 @@ class SlurmExecutor(Executor):
         return Outcome("stopped" if self._is_stopping else kind, message)
 
 
-def _needs_of_a_trial(execution: Execution) -> dict[str, int]:
-    """Return the cores and GPUs of a job, as parameters of submitit."""
-    if execution.device == "cuda":
-        cores = min(execution.threads, 8) * execution.devices
-        return {"gpus_per_node": execution.devices, "cpus_per_task": cores}
-    return {"cpus_per_task": execution.threads * execution.devices}
+def _needs_of_a_trial(execution: Execution, request: JobRequest) -> dict[str, int]:
+    """Return the cores and GPUs of a job that the request does not name, as options of sbatch."""
+    devices = execution.devices // request.nodes  # of a node
+    threads = min(execution.threads, 8) if execution.device == "cuda" else execution.threads
+    needs = {}
+    if request.nodes > 1:
+        needs["ntasks_per_node"] = 1
+    if not any(option in request.options for option in CORE_OPTIONS):
+        needs["cpus_per_task"] = threads * devices
+    if execution.device == "cuda" and not any(name in request.options for name in GPU_OPTIONS):
+        needs["gpus_per_node"] = devices
+    return needs
+
+
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    """Raise SweepError if sbatch refuses a job with these options."""
+    words = ["sbatch", "--test-only", "--wrap=true"]
+    for key, value in options.items():
+        word = "--" + key.replace("_", "-")
+        words.append(word if value is True else f"{word}={value}")
+    tried = subprocess.run(words, capture_output=True, text=True)
+    if tried.returncode:
+        reason = " ".join(tried.stderr.split()) or f"exit code {tried.returncode}"
+        raise SweepError(f"SLURM refuses such jobs: {reason}. Correct --slurm.")
 
 
 def _is_running(trial: TrialFolder, number: int) -> bool:
