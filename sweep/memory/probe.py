@@ -30,6 +30,7 @@ from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
 
 STEPS = 3  # per point; the first creates optimizer states, the others are timed
+NEAR_TOP = 0.95  # share of the top throughput that a microbatch of use reaches
 SLOW = 0.6  # share of the best throughput of smaller points
 POINT_SECONDS = 600  # limit for a point on a GPU, whose driver may hang; longer for more steps
 WARM_UP_STEPS = 2  # first steps of a soak, not part of the slope
@@ -52,6 +53,7 @@ class Probe:
         self.search = SearchResult()
         self.choices: list[dict[str, Any]] = []  # as `choose` returns them, the largest first
         self.accumulated: Measurement | None = None  # several microbatches of the balanced choice
+        self.fast: Measurement | None = None  # the smallest microbatch near the top throughput
 
     @property
     def points(self) -> list[Measurement]:
@@ -112,6 +114,26 @@ class Probe:
             self.choices.append(choice)
             if name == "balanced":
                 self.accumulated = self.accumulate(choice["microbatch_size"], unit, parts_to_peak)
+
+    def find_fast(self, unit: int) -> None:
+        """Halve the largest microbatch until it is slow, to find the smallest that is fast."""
+        size = self.search.largest
+        while size > unit:
+            size = max(unit, size // 2 // unit * unit)
+            if self.measure(size, size) not in self._fast_points():
+                break
+        fast = self._fast_points()
+        self.fast = min(fast, key=lambda point: point.microbatch_size, default=None)
+
+    def _fast_points(self) -> list[Measurement]:
+        """Return the steps of one microbatch that reach the top throughput, or almost."""
+        fits = [
+            point
+            for point in self.points
+            if point.status == "OK" and point.batch_size == point.microbatch_size
+        ]
+        top = max((point.tokens_per_second or 0.0 for point in fits), default=0.0)
+        return [point for point in fits if (point.tokens_per_second or 0.0) >= NEAR_TOP * top]
 
     def verdict(self, unit: int) -> str:
         """Describe the result of the search by its points; refuse it if no step can run at all."""
@@ -202,6 +224,7 @@ def probe(
         probe.measure(*pair)
     if not sizes:
         probe.find_largest(unit, cap, soak_steps, config.parts_to_peak)
+        probe.find_fast(unit)
     return probe
 
 

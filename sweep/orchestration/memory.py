@@ -248,16 +248,23 @@ def _results(probed: Probe, multiple: int, is_search: bool) -> dict[str, Any]:
             soaked = choice["soak"]
 
     accumulated = None
+    recommended = None
     if probed.accumulated is not None:
         accumulated = probed.accumulated.as_document()
+        recommended = probed.accumulated.microbatch_size
+        if probed.fast is not None:
+            recommended = min(recommended, probed.fast.microbatch_size)
+    points = sorted(probed.points, key=lambda point: (point.batch_size, point.microbatch_size))
     return {
-        "points": [point.as_document() for point in probed.points],
+        "points": [point.as_document() for point in points],
         "line": None if search.line is None else asdict(search.line),
         "largest_microbatch_size": search.largest if is_search else None,
         "verdict": probed.verdict(multiple),
         "search_points": len(search.peaks),
         "safe_microbatch_size": safe_size,
         "accumulated": accumulated,
+        "fast": None if probed.fast is None else probed.fast.as_document(),
+        "recommended_microbatch_size": recommended,
         "recommendations": probed.choices,
         "soak": soaked,
     }

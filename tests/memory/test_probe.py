@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sweep.errors import SweepError
 from sweep.memory.probe import STEPS, Probe, find_leak, measure
-from sweep.memory.search import DOES_NOT_FIT, LINEAR, UNKNOWN, Measurement
+from sweep.memory.search import DOES_NOT_FIT, LINEAR, UNKNOWN, Measurement, SearchResult
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.report.report import markdown_of
 from tests.workloads.trials import trial_config
@@ -250,6 +250,36 @@ def test_settings_of_the_search_are_refused_with_a_microbatch(searching):
 def test_a_soak_is_as_long_as_asked_for_or_refused():
     with pytest.raises(SweepError, match="at least 5 steps, got 2"):
         probe_memory("quick", **within(24 * MIB), soak=2)
+
+
+@pytest.mark.parametrize(
+    ("rates", "unit", "fast"),
+    [
+        ({16: 100, 8: 98, 4: 96, 2: 50}, 1, 4),
+        ({16: 60, 8: 100, 4: 97, 2: 80}, 1, 4),  # the largest is not the fastest
+        ({16: 100, 8: 90}, 1, 16),
+        ({12: 100, 4: 99}, 4, 4),
+    ],
+)
+def test_the_smallest_fast_size_is_found_by_halving(rates, unit, fast):
+    probe, measured = fake_probe({size: [rate] for size, rate in rates.items()})
+    largest = max(rates)
+    probe.search = SearchResult({largest: largest}, largest)
+    probe.measure(largest, largest)
+    probe.find_fast(unit)
+    assert probe.fast.microbatch_size == fast
+    assert [size for _, size, _ in measured] == list(rates)
+
+
+def test_a_probe_recommends_the_fast_size_or_the_largest_that_accumulates():
+    document = probe_memory("quick", **within(24 * MIB), batches=[8])
+    accumulated, fast = document["accumulated"], document["fast"]
+    recommended = document["recommended_microbatch_size"]
+    assert recommended == min(accumulated["microbatch_size"], fast["microbatch_size"])
+    sizes = [point["batch_size"] for point in document["points"]]
+    assert sizes == sorted(sizes)
+    page = markdown_of(document)
+    assert f"`--microbatch {recommended}`" in page and "% of the limit)" in page
 
 
 def test_a_much_smaller_size_for_accumulation_is_found_in_few_points():
