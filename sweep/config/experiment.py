@@ -284,8 +284,6 @@ class Experiment(TrainingSettings):
             needed = "a model with eos_token_id and tokenizer.json, as --init or --model"
             raise ValueError(f"tokenizer 'pretrained' needs {needed}. Name one")
 
-        if model.adapter_rank is not None and self.init is None:
-            raise ValueError("lora needs pretrained weights. Name them with --init")
         if model.vocabulary is None and (self.init, self.data) != (None, None):
             raise ValueError("init and data apply only to language models. Leave them out")
 

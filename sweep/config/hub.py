@@ -23,9 +23,10 @@ def parse_hub_name(source: str, subject: str) -> tuple[str, str | None]:
 
 
 def model_folder(source: str, files: tuple[str, ...] = MODEL_FILES) -> Path:
-    """Return the folder of a model; of one on the hub, download the files to the hub's cache."""
+    """Return the folder of a model or of its config.json; download the files of one on the hub."""
     if not source.startswith(PREFIX):
-        return Path(source).expanduser()
+        path = Path(source).expanduser()
+        return path.parent if path.name == "config.json" else path
     repository, revision = parse_hub_name(source, "model")
     remedy = "Correct the name, or give the folder of a downloaded model."
     with hugging_face(f"model {source!r}", remedy):

@@ -95,6 +95,9 @@ def load_experiment(
         tokens_per_sequence = parse_settings(TrainingSettings, parts, subject).tokens_per_sequence
         fields["batches"] = batches_in_sequences(fields["batches"], tokens_per_sequence)
     experiment = parse_settings(Experiment, fields, subject)
+    is_trained = not keeps_model_sizes  # else only its memory counts
+    if is_trained and experiment.model.adapter_rank and experiment.init is None:
+        raise SweepError(f"{subject}: lora needs pretrained weights. Name them with --init.")
     return _with_one_optimizer(experiment)
 
 

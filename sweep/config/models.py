@@ -1,11 +1,10 @@
 """Model settings: sizes, presets, and models of transformers."""
 
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
-from sweep.config.hub import PREFIX
+from sweep.config.hub import PREFIX, model_folder
 from sweep.config.settings import Settings
 from sweep.errors import SweepError, did_you_mean
 from sweep.resources import read_toml
@@ -146,10 +145,10 @@ MODEL_PRESETS: dict[str, ModelSettings] = TypeAdapter(dict[str, ModelSettings]).
 
 
 def is_model_source(name: Any) -> bool:
-    """Return True for a model of the hub, and for a folder with the config.json of a model."""
+    """Return True for a model of the hub, for a config.json, and for a folder that has one."""
     if not isinstance(name, str) or name in MODEL_PRESETS:
         return False
-    return name.startswith(PREFIX) or (Path(name).expanduser() / "config.json").is_file()
+    return name.startswith(PREFIX) or (model_folder(name) / "config.json").is_file()
 
 
 def model_preset(name: str) -> dict[str, Any]:

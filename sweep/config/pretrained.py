@@ -35,10 +35,12 @@ def pin(source: str) -> str:
     return f"{source.partition('@')[0]}@{commit}"
 
 
-def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
+def fields_of_model(
+    source: str, is_start: bool, needs_tokenizer: bool = False
+) -> dict[str, Any] | None:
     """Return the model fields of a folder or of the hub; None if transformers does not know it.
 
-    A start needs a tokenizer, and may also be the folder of a trial that started from such a model.
+    A start may also be the folder of a trial that started from such a model.
     """
     folder = model_folder(source)
     tokenizer = folder / "tokenizer.json"
@@ -54,7 +56,7 @@ def fields_of_model(source: str, is_start: bool) -> dict[str, Any] | None:
     if isinstance(end, list):
         end = end[0] if end else None
     has_tokenizer = tokenizer.is_file() and end is not None
-    if None in (vocabulary, context) or (is_start and not has_tokenizer):
+    if None in (vocabulary, context) or (needs_tokenizer and not has_tokenizer):
         raise SweepError(
             "a model must have config.json with vocab_size and max_position_embeddings, and for "
             f"--init also eos_token_id and tokenizer.json, got {source!r}. Save the model and its "
@@ -119,7 +121,8 @@ def with_transformers(
 
     The vocabulary is that of the experiment's tokenizer, and the context is the experiment's, at
     most the model's; for grpo, where it is a bound, the model's. With `keeps_sizes` both are the
-    model's, unless they were set for this model. `replaced_sizes` lists what is not used.
+    model's, unless they were set for this model, and an init needs no more than its config.json.
+    `replaced_sizes` lists what is not used.
 
     Args:
         fields: those of the experiment, with the flags.
@@ -130,8 +133,10 @@ def with_transformers(
     model_fields = None
     changes: dict[str, Any] = {}
     if isinstance(init, str):
-        model_fields = fields_of_model(init, is_start=True)
-    if model_fields is not None:
+        model_fields = fields_of_model(init, is_start=True, needs_tokenizer=not keeps_sizes)
+    if model_fields is not None and "tokenizer_sha256" not in model_fields:
+        changes = {"init": None, "model_source": pin(str(init))}  # memory needs no weights
+    elif model_fields is not None:
         set_by_init = sorted({"model", "tokenizer", "vocabulary"} & {*flags})
         if set_by_init:
             raise SweepError(f"{set_by_init[0]} must be left out: the init {init!r} sets it.")

@@ -21,6 +21,7 @@ from sweep.workloads.build import build_workload, count_flops
 
 STAGES = get_args(Execution.model_fields["zero"].annotation)
 CPU = torch.device("cpu")
+NEAR = 0.001  # share of the peak by which a forecast may miss a line
 
 
 class Forecasts:
@@ -33,17 +34,44 @@ class Forecasts:
         self._forecasts: dict[tuple[int, int, int, str], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
-        size = _peak_sequences(config)
-        micro = config.microbatch_size
-        key = size, micro, config.execution.evaluation_batch_size, config.science.optimizer.name
+        key = _key(config)
         if key not in self._forecasts:
             forecast = forecast_step(config)
             if self.devices > 1:
                 forecast = on_devices(forecast, self.devices, self.zero, *_gathered_bytes(config))
             self._forecasts[key] = forecast
-            if size == micro:
-                self.whole_steps[size] = forecast.peak_bytes
+            if _peak_sequences(config) == config.microbatch_size:
+                self.whole_steps[config.microbatch_size] = forecast.peak_bytes
         return self._forecasts[key]
+
+    def of_all(self, configs: Sequence[TrialConfig]) -> list[Forecast]:
+        """Forecast several steps; those between three on a line are read from the line."""
+        kinds: dict[tuple[int, str], list[TrialConfig]] = {}
+        for config in configs:
+            is_whole = _peak_sequences(config) == config.microbatch_size
+            if is_whole and not config.science.workload.samples:
+                kind = config.execution.evaluation_batch_size, config.science.optimizer.name
+                kinds.setdefault(kind, []).append(config)
+        for alike in kinds.values():
+            self._forecast_lines(sorted(alike, key=lambda config: config.microbatch_size))
+        return [self.of(config) for config in configs]
+
+    def _forecast_lines(self, configs: Sequence[TrialConfig]) -> None:
+        """Forecast steps of increasing sizes in one microbatch.
+
+        A peak is the largest of several sums that grow with the size, so it is convex: where a
+        point lies on the chord of two others, so do all between them.
+        """
+        if len(configs) < 4:
+            return
+        middle = len(configs) // 2
+        first, between, last = (self.of(configs[index]) for index in (0, middle, -1))
+        if not _is_near(between, _on_chord(first, last, between.microbatch_size)):
+            self._forecast_lines(configs[: middle + 1])
+            self._forecast_lines(configs[middle:])
+            return
+        for config in configs:
+            self._forecasts.setdefault(_key(config), _on_chord(first, last, config.microbatch_size))
 
     def bound(self, configs: Sequence[TrialConfig], limit_bytes: int) -> dict[str, Any]:
         """Return changes of the execution with which planned steps fit; none if all fit already."""
@@ -99,6 +127,41 @@ class Forecasts:
         if cap:
             cap = max(cap, config.sequences_per_group)  # a microbatch may be a part of a group
         return find_largest(needed_bytes, limit_bytes, config.sequences_per_group, cap).largest
+
+
+def _key(config: TrialConfig) -> tuple[int, int, int, str]:
+    """Return what decides a forecast within one experiment."""
+    evaluation = config.execution.evaluation_batch_size
+    optimizer = config.science.optimizer.name
+    return _peak_sequences(config), config.microbatch_size, evaluation, optimizer
+
+
+def _on_chord(first: Forecast, last: Forecast, size: int) -> Forecast:
+    """Return the forecast of a microbatch size on the line through those of two others."""
+    share = (size - first.microbatch_size) / (last.microbatch_size - first.microbatch_size)
+
+    def between(low: int, high: int) -> int:
+        return round(low + share * (high - low))
+
+    return Forecast(
+        microbatch_size=size,
+        peak_bytes=between(first.peak_bytes, last.peak_bytes),
+        by_category={
+            name: between(first.by_category.get(name, 0), last.by_category.get(name, 0))
+            for name in first.by_category | last.by_category
+        },
+        rest_bytes=between(first.rest_bytes, last.rest_bytes),
+        evaluation_bytes=between(first.evaluation_bytes, last.evaluation_bytes),
+    )
+
+
+def _is_near(one: Forecast, other: Forecast) -> bool:
+    """Return whether no number of two forecasts differs by more than a thousandth of the peak."""
+    names = one.by_category.keys() | other.by_category.keys()
+    pairs = [(one.by_category.get(name, 0), other.by_category.get(name, 0)) for name in names]
+    pairs += [(one.peak_bytes, other.peak_bytes), (one.rest_bytes, other.rest_bytes)]
+    pairs += [(one.evaluation_bytes, other.evaluation_bytes)]
+    return all(abs(a - b) <= NEAR * one.peak_bytes for a, b in pairs)
 
 
 def _peak_sequences(config: TrialConfig) -> int:

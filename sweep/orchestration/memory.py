@@ -75,10 +75,12 @@ def _read_request(
     Also return the vocabulary and the context that `sweep run` would use, if they differ.
     """
     request = read_request(experiment, values, keeps_model_sizes=True)
-    if request.experiment.model_source is None and request.experiment.init is None:
-        return request, None
-
     measured = request.experiment.model
+    if request.experiment.init is None:
+        lacks_start = values.get("init") is not None or measured.adapter_rank is not None
+        if request.experiment.model_source is None or lacks_start:  # `sweep run` would refuse it
+            return request, None
+
     trained = read_request(experiment, values).experiment.model
     sizes = {name: getattr(trained, name) for name in SIZES}
     if all(getattr(measured, name) == size for name, size in sizes.items()):
@@ -132,10 +134,12 @@ def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
             plan = plan.with_execution(microbatch=None)
             plan = plan.with_execution(**forecasts.bound(plan.distinct_steps(), limit_bytes))
 
-    points: dict[int, Forecast] = {}
-    for batch_size, config in _configs(plan).items():
-        sized = config.on_one_device(config.sequences_per_device, config.microbatch_size)
-        points[batch_size] = forecasts.of(sized)
+    configs = _configs(plan)
+    sized_steps = [
+        config.on_one_device(config.sequences_per_device, config.microbatch_size)
+        for config in configs.values()
+    ]
+    points = dict(zip(configs, forecasts.of_all(sized_steps), strict=True))
 
     largest_step = whole_steps[last]
     if len(forecasts.whole_steps) < 2:

@@ -6,6 +6,7 @@ import pytest
 
 from sweep.config.load import load_experiment
 from sweep.errors import SweepError
+from sweep.orchestration.memory import forecast_memory
 from tests.data.conftest import COMMIT
 from tests.hugging_face import save_model
 
@@ -189,3 +190,14 @@ def test_the_usual_warmup_belongs_to_the_reference_only(tiny):
 def test_an_initial_loss_is_expected_of_random_weights_only(tiny):
     assert load_experiment("quick", {"init": str(tiny)}).expected_initial_loss is None
     assert load_experiment("quick", {"model": str(tiny)}).expected_initial_loss > 6
+
+
+def test_memory_needs_only_the_config_json_of_a_model(tiny, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_bytes((tiny / "config.json").read_bytes())
+    whole = forecast_memory("quick", init=str(tiny), lora="4", batches=[8])
+    for fields in ({"init": str(tmp_path)}, {"model": str(config)}):
+        document = forecast_memory("quick", **fields, lora="4", batches=[8])
+        assert document["points"] == whole["points"]
+    with pytest.raises(SweepError, match=r"for --init also eos_token_id and tokenizer\.json"):
+        load_experiment("quick", {"init": str(tmp_path)})

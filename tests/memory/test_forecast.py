@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweep.errors import SweepError
+from sweep.memory import forecast as forecasting
 from sweep.memory.forecast import STAGES, Forecasts, forecast_step, on_devices
 from sweep.memory.probe import measure
 from sweep.memory.search import Forecast
@@ -254,3 +255,24 @@ def test_stage_3_gathers_two_layers_at_a_time():
     forecast = on_devices(whole, 10, 3, size, 0)
     parts = {"weights": 5 * size + 2 * size, "gradients": 5 * size + size, "optimizer": 10 * size}
     assert forecast.by_category == {**parts, "activations": 0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [([64, 80, 96, 112, 128, 144, 160, 176, 192], 3), ([1, 2, 3, 4, 8, 16, 32, 64], 7)],
+)
+def test_sizes_on_a_line_are_read_from_it_and_others_are_not(monkeypatch, sizes, most):
+    """Below about four sequences the optimizer's step sets the peak, so there is a kink."""
+    configs = [config("quick", size) for size in sizes]
+    expected = [forecast_step(config) for config in configs]
+    calls = []
+    monkeypatch.setattr(
+        forecasting, "forecast_step", lambda config: calls.append(config) or forecast_step(config)
+    )
+    forecasts = Forecasts().of_all(configs)
+    assert len(calls) <= most
+    near = 2 * forecasting.NEAR
+    for one, other in zip(forecasts, expected, strict=True):
+        assert one.microbatch_size == other.microbatch_size
+        assert one.peak_bytes == pytest.approx(other.peak_bytes, rel=near)
+        assert one.evaluation_bytes == pytest.approx(other.evaluation_bytes, rel=near)
