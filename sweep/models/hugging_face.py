@@ -11,6 +11,8 @@ from sweep.errors import SweepError
 from sweep.usercode.objects import require_extra
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+# transformers warns if an id is outside of the vocabulary, and nothing here reads them.
+NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id"))
 # On meta tensors, transformers cannot check for packed sequences. It assumes them and builds a
 # causal mask that real steps do not need.
 WITHOUT_MASK = "sdpa_without_mask"
@@ -26,7 +28,7 @@ class HuggingFace(nn.Module):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         try:
-            sizes = {**settings.sizes, "vocab_size": settings.vocabulary}
+            sizes = {**settings.sizes, **NO_TOKENS, "vocab_size": settings.vocabulary}
             config = AutoConfig.for_model(settings.architecture, **sizes)
         except ValueError as error:
             raise SweepError(
