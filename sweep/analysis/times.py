@@ -336,6 +336,10 @@ def _times_of_trials(trials: pd.DataFrame, sizes: Sequence[int]) -> Times:
     devices = sorted({*trials["device"].dropna()})
     settings = [time.settings for time in _times_of(trials) if time.settings is not None]
     is_one_machine = len(devices) <= 1 and all(other == settings[0] for other in settings)
+    if len(devices) > 1:
+        reasons.append(f"Times on different devices are not compared: {join(devices)}.")
+    elif not is_one_machine:
+        reasons.append("Times with different settings of the execution are not compared.")
     per_token: dict[int, list[float]] = {}
     seconds: dict[int, TimeEstimate] = {}
     for size in sizes:

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -58,6 +61,18 @@ def test_parts_joined_equal_one_folder_bit_for_bit(parts, tmp_path):
     assert means == [row.mean for row in whole.answer().batch_sizes]
 
 
+def test_times_of_parts_on_different_devices_are_not_compared(copies, tmp_path):
+    for trial in SweepFolder(copies[1]).trials():
+        result = trial.read_sealed(trial.result_path)
+        write_json(trial.result_path, {**result, "device": "cuda: NVIDIA H100"})
+    merge_paths(copies, tmp_path / "merged")
+    answer = load_sweep(tmp_path / "merged").answer()
+    assert {row.seconds for row in answer.batch_sizes} == {None}
+    (reason,) = answer.times_reasons
+    assert reason.startswith("Times on different devices are not compared: cp")
+    assert len({row.mean for row in answer.batch_sizes}) == 3
+
+
 def test_each_part_has_whole_cells_and_names_the_merge(parts):
     for index, size in ((1, 4), (2, 8), (3, 16)):
         part = load_sweep(parts / str(index))
@@ -106,6 +121,33 @@ def test_a_merge_that_is_killed_is_repeated(copies, tmp_path, monkeypatch):
     merged = merge_paths(copies, out)
     assert (merged.copied, merged.present) == (3, 3)
     assert len(curves(out)) == 6
+
+
+@pytest.mark.slow
+def test_six_parts_equal_one_folder_after_a_conflict_and_a_kill(tmp_path):
+    settings = {**SETTINGS, "batches": "1,2,4,8,16,32", "lr": "tuned", "centre": "rule"}
+    run_sweep("quick", out=tmp_path / "whole", **settings)
+    names = "123456"
+    for name in names:
+        part = {key: value for key, value in settings.items() if key != "centre"}
+        run_sweep("quick", out=tmp_path / name, shard=f"{name}/6", **part)
+    shutil.copytree(tmp_path / "3", tmp_path / "conflict")
+    ended = (one for one in SweepFolder(tmp_path / "conflict").trials() if one.result_path.exists())
+    trial = next(ended)  # others were pruned
+    result = trial.read_sealed(trial.result_path)
+    write_json(trial.result_path, {**result, "final_valid_loss": 1.0})
+    words = [sys.executable, "-m", "sweep", "merge", *names, "--out", "merged"]
+    refused = subprocess.run([*words, "conflict"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 2 and f"trial {trial.id} must have one result" in refused.stderr
+
+    killed = subprocess.Popen(words, cwd=tmp_path)
+    trials = tmp_path / "merged" / "trials"
+    while killed.poll() is None and not (trials.exists() and any(trials.iterdir())):
+        time.sleep(0.001)
+    killed.kill()
+    killed.wait()
+    subprocess.run(words, cwd=tmp_path, check=True)
+    assert curves(tmp_path / "merged") == curves(tmp_path / "whole")
 
 
 def test_parts_of_another_question_are_refused(copies, tmp_path):
