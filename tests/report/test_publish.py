@@ -25,6 +25,7 @@ PUBLISHED = sorted(path.parent for path in (ROOT / "results/published").glob("**
 FIGURES = {
     "frontier",
     "answer",
+    "budgets",
     "loss",
     "steps",
     "rates",
