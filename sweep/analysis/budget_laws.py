@@ -126,7 +126,7 @@ def describe_best(best: BestBatchSize) -> str:
     return f"{high:g}, the largest tried"
 
 
-def _describe_interval(best: BestBatchSize) -> str:
+def describe_interval(best: BestBatchSize) -> str:
     """Write the interval of the best batch size; "" at an edge."""
     low, high = best.interval
     if best.value is None:
@@ -149,7 +149,7 @@ def describe_budgets(budgets: Sequence[BudgetAnswer], growth: Growth, plan: Plan
         lines.append(
             f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {text} are "
             f"within {close} of the best by the fitted curve; the best estimate is "
-            f"{describe_best(budget.best)}{_describe_interval(budget.best)}."
+            f"{describe_best(budget.best)}{describe_interval(budget.best)}."
         )
     return lines + describe_growth(growth, budgets[-1], plan.settings.token_unit)
 

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sweep.analysis.answer_data import AnswerData, join
-from sweep.analysis.budget_laws import describe_best
+from sweep.analysis.budget_laws import describe_best, describe_interval
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.judge import PolicyResult
 from sweep.analysis.rate_rules import rate_exponent
@@ -264,6 +264,7 @@ def plot_budgets(sweep: Sweep) -> Chart | None:
     unit_of_tokens = sweep.plan.settings.token_unit
     texts = [
         f"at {format_count(budget.tokens)} {unit_of_tokens}: {describe_best(budget.best)}"
+        + describe_interval(budget.best)
         for budget in (budgets[0], budgets[-1])
     ]
     title = f"The best batch size {'; '.join(texts)}"
