@@ -1,4 +1,4 @@
-"""What a training that `sweep run` starts may call: `sweep.log`, `sweep.settings`, callbacks.
+"""Functions for a training that `sweep run` starts: `sweep.log`, `sweep.settings`, callbacks.
 
 This file needs only the standard library, so a project may also copy it. The callbacks import
 transformers or Lightning when they are first used.

@@ -50,7 +50,7 @@ COUNTS = (
     *("batch_size", "microbatch_size", "gradient_accumulation_steps", "devices"),
     *("steps", "context_length", "token_budget", "warmup_steps", "seeds"),
 )
-ARROWS = {"maximize": "↑⬆▲", "minimize": "↓⬇▼"}  # of headers, by the better direction
+ARROWS = {"maximize": "↑⬆▲", "minimize": "↓⬇▼"}  # in headers, by better direction
 STEPS = "steps_to_target"  # may be a mean
 # Rows that differ in one of these are not compared.
 FACTORS = ("model", "model_size", "dataset", "schedule", "policy", "optimizer")

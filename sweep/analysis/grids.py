@@ -22,7 +22,7 @@ class NoiseOfGrids:
     """The noise of a loss about the curves over rates."""
 
     deviation: float  # NaN without degrees of freedom
-    degrees: int  # of freedom, at all batch sizes together
+    degrees: int  # degrees of freedom at all batch sizes together
 
 
 def decide_best_of_grids(

@@ -169,7 +169,7 @@ def _describe_uncompared(row: BatchSizeAnswer, objective: Objective) -> str:
 
 
 def _describe_best(answer: AnswerData) -> list[str]:
-    """Say what may be best beyond the headline, and whether it is at an edge of those tried."""
+    """Write what may be best beyond the headline, and whether it is at an edge of those tried."""
     is_compared = answer.pursues == answer.compared_side  # else the headline names candidates
     best = answer.candidates if is_compared else answer.sides[answer.pursues].candidates
     texts = []

@@ -36,7 +36,7 @@ class StepsAnswer:
 
     curve: StepsCurve
     fit: StepsFit
-    unit: str  # of batch sizes: sequences or tokens
+    unit: str  # in which batch sizes count: sequences or tokens
     reasons: list[str]  # why it is provisional, sentences
     scope: str
 

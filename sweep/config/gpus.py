@@ -12,7 +12,7 @@ from sweep.resources import read_toml
 class Gpu:
     """One kind of GPU, as PyTorch sees it."""
 
-    name: str  # of the flag
+    name: str  # value of --gpu
     title: str
     device: str  # a regular expression of whole words in the name of a device
     memory_bytes: int

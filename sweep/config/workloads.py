@@ -334,7 +334,7 @@ class Program(MetricWorkload, use_attribute_docstrings=True):
 
     @property
     def reader(self) -> str | None:
-        """What reads the program's own output, as --read names it; None: lines of a log do."""
+        """Reader of the program's own output, as --read names it; None: a log has JSON lines."""
         return None
 
     @classmethod
@@ -396,7 +396,7 @@ class Command(Program):
         Field(exclude_if=_is_empty),
         RunFlag(Group.MODEL, metavar="WHAT"),
     ] = None
-    """What the script writes: trainer_state.json, metrics.csv, tensorboard:DIR or 'regex:…'."""
+    """Output of the script: trainer_state.json, metrics.csv, tensorboard:DIR or 'regex:…'."""
 
     @property
     def code(self) -> tuple[str, ...]:

@@ -339,8 +339,7 @@ def rates_to_use(points: RatePoints, pools_noise: bool) -> Floats:
 def noise_of_residuals(
     points: RatePoints, curves: PossibleCurves
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the squared residuals about the best curve of each batch size, and their degrees of
-    freedom, (..., k) each.
+    """Return the squared residuals about the best curves and their degrees of freedom, (..., k).
 
     The squares are those of single losses, not of means over seeds. Both are 0 without a fit, or
     with as few rates as a curve has parameters.

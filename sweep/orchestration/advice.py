@@ -1,4 +1,4 @@
-"""What each setting saves of the memory of a step: `sweep forecast --advise`.
+"""The memory of a step that each setting saves: `sweep forecast --advise`.
 
 Every row is a forecast of its own, of the largest batch size.
 """
@@ -39,10 +39,11 @@ class Knob(NamedTuple):
 def advise_memory(experiment: str | None = None, **settings: Any) -> dict[str, Any]:
     """Return a forecast of memory with `advice`: what each setting buys, and the least that fits.
 
-    The arguments are those of `forecast_memory`. `advice` has the keys `batch_size`, `rows` and
-    `least`. A row has `name`, `settings`, `flags`, `effect`, `microbatch_size`,
-    `gradient_accumulation_steps`, `peak_bytes`, `saved_bytes`, `fits` and
-    `largest_microbatch_size`; the last two are null without a limit of memory, as is `least`.
+    The arguments are those of `forecast_memory`. `advice` has the keys `batch_size`, `rows`,
+    `least`, and `refused`: why settings are not possible, by their flags. A row has `name`,
+    `settings`, `flags`, `effect`, `microbatch_size`, `gradient_accumulation_steps`, `peak_bytes`,
+    `saved_bytes`, `fits` and `largest_microbatch_size`; the last two are null without a limit of
+    memory, as is `least`.
 
     Raises:
         SweepError: as `forecast_memory`.
@@ -53,6 +54,7 @@ def advise_memory(experiment: str | None = None, **settings: Any) -> dict[str, A
         "batch_size": advisor.batch_size,
         "rows": [*advisor.rows()],
         "least": advisor.least(),
+        "refused": advisor.refused,
     }
     return document
 
@@ -73,6 +75,7 @@ class _Advisor:
         if self.request.chooses_microbatch:
             whole = {}
         self.whole = whole  # one microbatch, unless the user chose it
+        self.refused: dict[str, str] = {}  # why settings are not possible, by their words
         self._known: dict[str, dict[str, Any]] = {}  # forecasts by the words of their settings
         self.base = self._forecast(whole)
 
@@ -156,7 +159,8 @@ class _Advisor:
         """Return the row of some settings; None if the experiment cannot have them."""
         try:
             document = self._forecast(settings)
-        except SweepError:
+        except SweepError as error:
+            self.refused[_words(settings)] = str(error)
             return None
         return self._row(name, knob.settings, knob.effect, document)
 

@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 UNCERTAIN = 1.5  # factor of uncertainty of a measurement on an idle machine, docs/planning.md
 BUSY = 0.15  # other programs' share of the processors
 TIMING_SECONDS = 60  # a plan does not wait longer for an estimate of its time
-ASSUMED_SHARES = (0.2, 0.45)  # of the peak rate, on a GPU where nothing was measured
+ASSUMED_SHARES = (0.2, 0.45)  # least and most of the peak rate, where no step was measured
 LEAST_STEP = 0.002  # seconds, for the same
 LONGEST_STEP = 2.0  # seconds; longer steps are not timed
 

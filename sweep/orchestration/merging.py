@@ -13,6 +13,7 @@ from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import remove, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
+from sweep.trial.result import Result
 from sweep.trial.status import State
 
 LOG = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge has joined."""
+    """The result of a merge."""
 
     plan: Plan
     copied: int  # trials
@@ -102,14 +103,17 @@ def _refuse_conflict(first: TrialFolder, second: TrialFolder) -> None:
         return
     one, other = results
     assert one is not None and other is not None
-    measured = [
-        (result.state, result.final_valid_loss, result.final_train_loss) for result in (one, other)
-    ]
-    if measured[0] != measured[1]:  # equal losses: it was trained twice
+    if _measured(one) != _measured(other):  # equal ones: it was trained twice
         raise SweepError(
             f"trial {first.id} must have one result, got {first.path} and {second.path}. Leave one "
             "of them out, or remove the trial from one."
         )
+
+
+def _measured(result: Result) -> tuple[object, ...]:
+    """Return what two trainings of one trial must agree in."""
+    losses = result.final_valid_loss, result.final_train_loss
+    return result.state, *losses, sorted(result.final_valid.items())
 
 
 def _progress_of(trial: TrialFolder) -> tuple[bool, bool, int]:

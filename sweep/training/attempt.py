@@ -193,7 +193,7 @@ def _run(
 
 @contextlib.contextmanager
 def _compiling(config: TrialConfig) -> Iterator[None]:
-    """Let a trial compile as in a fresh process; the next one of its shape must not compile.
+    """Make a trial compile as in a fresh process; the next one of its shape must not compile.
 
     In torch 2.13 `fail_on_recompile` also refuses code that was never compiled. So `warm_up` must
     compile all code of a shape, because the first trial may end after it. torch limits how often

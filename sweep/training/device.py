@@ -131,10 +131,9 @@ def total_memory(device: torch.device) -> int:
 
 
 def memory_limit(execution: Execution) -> int:
-    """Return the bytes that a trial may take: its part of the limit that is set, of the GPU that
-    is named, or of the device here.
+    """Return the bytes that a trial may take, which is an equal part if trials share a device.
 
-    Trials that share a device have equal parts.
+    The limit is the one that is set, or the memory of the GPU that is named, or of the device here.
     """
     limit_bytes = execution.known_memory_bytes
     if limit_bytes is None:

@@ -112,7 +112,7 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let the process end after its calls; `result` then waits until it has ended."""
+        """End the process after its calls; `result` then waits until it has ended."""
         self._is_closing = True
         with contextlib.suppress(OSError):
             self._pipe.send(None)

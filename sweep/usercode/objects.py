@@ -65,7 +65,7 @@ def search_path(code_folder: str | None) -> list[str]:
 
 
 def use_code_folder(folder: str | None) -> None:
-    """Let this process import modules of an experiment's folder, in place of the previous one.
+    """Make this process import modules of an experiment's folder, in place of the previous one.
 
     Raises:
         SweepError: if the process has loaded a module of the same name from another file.

@@ -96,9 +96,10 @@ def test_a_trial_with_two_results_is_refused_by_name(copies, tmp_path):
     merged = merge_paths([copies[0], tmp_path / "other"], tmp_path / "twice")
     assert merged.copied == 2  # trained twice, with equal losses
 
-    write_json(other.result_path, {**result, "final_valid_loss": 1.0})
-    with pytest.raises(SweepError, match=f"trial {trial.id} must have one result"):
-        merge_paths([copies[0], tmp_path / "other"], tmp_path / "merged")
+    for change in ({"final_valid_loss": 1.0}, {"final_valid_accuracy": 0.5}):
+        write_json(other.result_path, {**result, **change})
+        with pytest.raises(SweepError, match=f"trial {trial.id} must have one result"):
+            merge_paths([copies[0], tmp_path / "other"], tmp_path / "merged")
     assert not (tmp_path / "merged" / "plan.json").exists()
 
 

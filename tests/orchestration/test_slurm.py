@@ -269,10 +269,14 @@ def test_sbatch_receives_any_option_and_lines_of_setup(submit, cluster):
     assert "--overlap --nodes=1 --ntasks=1" in command
 
 
-def test_jobs_that_slurm_refuses_end_the_command_before_any_trial(submit, cluster):
+def test_jobs_that_slurm_refuses_end_the_command_before_any_trial(submit, cluster, monkeypatch):
     (cluster.folder / "sbatch").write_text("#!/bin/sh\necho error: no such partition >&2; exit 1")
     with pytest.raises(SweepError, match="SLURM refuses such jobs: error: no such partition"):
         submit("partition=moon")
+    (cluster.folder / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(cluster.folder))
+    with pytest.raises(SweepError, match="executor slurm needs sbatch"):
+        submit()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from sweep.api import plan_sweep
+from sweep.cli.commands.running import plan
 from sweep.errors import SweepError
 from sweep.plan.exports import EXPORTS, export_plan
 
@@ -148,3 +149,8 @@ def test_trl_accepts_the_file(plans, name, tmp_path):
     _, args, _ = parser.parse_args_and_config(["--config", str(path)])
     assert args.per_device_train_batch_size == NUMBERS[name][1]
     assert args.gradient_accumulation_steps == NUMBERS[name][3]
+
+
+def test_the_command_offers_all_trainers():
+    (option,) = (parameter for parameter in plan.params if parameter.name == "export")
+    assert [*option.type.choices] == [*EXPORTS]

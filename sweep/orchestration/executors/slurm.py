@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypedDict
 from sweep.config.execution import Execution
 from sweep.config.numbers import parse_bytes, parse_count
 from sweep.config.settings import Group, RunFlag, Settings
-from sweep.errors import SweepError
+from sweep.errors import SweepError, reason_of
 from sweep.orchestration.executors.base import Executor
 from sweep.plan.retry import Outcome
 from sweep.training import run_cluster_attempt
@@ -60,9 +60,9 @@ class JobRequest:
     cluster: str  # slurm or local, as submitit names them
     jobs: int  # in the queue at the same time
     minutes: int  # time limit of a job
-    nodes: int  # of each job
+    nodes: int  # per job
     setup: list[str]  # lines of shell that a job runs first
-    options: dict[str, Any]  # of sbatch, with underscores; True: an option without a value
+    options: dict[str, Any]  # for sbatch, with underscores; True: one without a value
 
 
 def parse_request(text: str | None) -> JobRequest:
@@ -268,7 +268,7 @@ class SlurmExecutor(Executor):
 
 def _needs_of_a_trial(execution: Execution, request: JobRequest) -> dict[str, int]:
     """Return the cores and GPUs of a job that the request does not name, as options of sbatch."""
-    devices = execution.devices // request.nodes  # of a node
+    devices = execution.devices // request.nodes  # per node
     threads = min(execution.threads, 8) if execution.device == "cuda" else execution.threads
     needs = {}
     if request.nodes > 1:
@@ -286,7 +286,10 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
     for key, value in options.items():
         word = "--" + key.replace("_", "-")
         words.append(word if value is True else f"{word}={value}")
-    tried = subprocess.run(words, capture_output=True, text=True)
+    try:
+        tried = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        raise SweepError(f"executor slurm needs sbatch, but {reason_of(error)}.") from error
     if tried.returncode:
         reason = " ".join(tried.stderr.split()) or f"exit code {tried.returncode}"
         raise SweepError(f"SLURM refuses such jobs: {reason}. Correct --slurm.")
