@@ -45,7 +45,7 @@ PAGES = [page for page in PAGES if page.name != "cli.md"]
 PROGRAM = re.compile(r"(sweep|python|make|pytest) ")
 MARK = re.compile(r"<!-- not executed: (.+) -->")
 OUTPUT = "<!-- output of the command above -->\n"
-LANGUAGES = {"sh", "text", "python", "toml"}
+LANGUAGES = {"sh", "text", "python", "toml", "json"}
 TABLES = (Experiment, Execution, services_table())
 SETTINGS = {setting.name for table in TABLES for setting in settings_of(table)}
 # Not run, in pages that show them without a mark.

@@ -636,6 +636,9 @@ def _why_unknown(
     product = math.prod(factors)
     parts = list_some([f"{titles[name]} {number:g}" for name, number in numbers.items()])
 
+    for name, number in numbers.items():
+        if number < 1 or number % 1 > 0:
+            return f"its {titles[name]} {number:g} is no positive whole number"
     if not cell and not numbers:
         return "without a batch size"
     if not cell and not is_whole:

@@ -35,7 +35,7 @@ PARTITIONS = (
     *("model", "model_size", "dataset", "schedule", "policy"),
     *("budget", "token_budget", "epochs", "target"),
 )
-OWN_DIFFER = ("policy", "token_budget", "epochs")  # in which rows of our own tables may differ
+OWN_DIFFER = ("token_budget", "epochs")  # in which rows of our own tables may differ
 # Other settings, in which rows that are compared should agree.
 OTHERS = ("weight_decay", "adam_beta2", "context_length")
 EQUAL_WARMUP = 1.1  # ratio up to which warmups are the same share of equal tokens
@@ -192,7 +192,7 @@ def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame
         value, _ = DEFAULTS[name]
         if value is not None:
             trials[name] = value
-    if not table.is_own:  # where a name of the policy tells no rates apart
+    if not _has_policies(table):
         trials["policy"] = trials["policy"].where(trials["policy"].isna(), DEFAULTS["policy"][0])
     if "seed" not in table.titles:
         trials["seed"] = "0"
@@ -234,6 +234,14 @@ def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame
     if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
+
+
+def _has_policies(table: Table) -> bool:
+    """Return True if a column policy names policies of learning rates, as it does next to a stage.
+
+    In other tables it may name anything, such as the class of an agent.
+    """
+    return "stage" in table.titles
 
 
 def _refuse_unclear(table: Table, required: Sequence[str]) -> None:
@@ -288,6 +296,8 @@ def _differs(table: Table, name: str) -> bool:
     Trainings to a target, or of a time, differ in tokens by themselves.
     """
     if name not in table.titles or (table.is_own and name in OWN_DIFFER):
+        return False
+    if name == "policy" and _has_policies(table):
         return False
     cells = table.rows[name]
     if name != "token_budget":

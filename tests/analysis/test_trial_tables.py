@@ -334,6 +334,15 @@ def test_what_was_planned_is_read_from_the_plan_of_published_results(tmp_path, s
     assert read.trials["batch_size"].tolist() == [row.batch_size for row in read.plan.trials]
 
 
+@pytest.mark.parametrize("name", ["devices", "microbatch_size", "gradient_accumulation_steps"])
+@pytest.mark.parametrize("number", [0, -1, 1.5])
+def test_a_trial_whose_batch_size_has_impossible_parts_is_no_trial(name, number):
+    table = pd.read_csv(PUBLISHED / "trials.csv").astype({name: object})
+    table.loc[0, name] = number
+    with pytest.raises(SweepError, match=f"its {name} {number} is no positive whole number"):
+        sweep.answer(table)
+
+
 def test_a_table_without_stage_policy_state_and_seed_is_answered_and_says_so(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("batch_size,lr,val_loss\n8,1e-3,2.5\n32,2e-3,2.6\n")

@@ -25,7 +25,7 @@ FLAGS = [
     ("--max-seeds", "none", "such as 8."),
     ("--out", "", "must be the path of a folder"),
     ("--out", "x" * 300, "File name too long"),
-    ("--device-memory", "16GB of it", "device_memory must be"),
+    ("--device-memory", "16GB of it", "device-memory must be"),
     ("--loss-chunk-rows", "-1", "loss_chunk_rows must be"),
     ("--vocabulary", "100", "vocabulary must be at least"),
     ("--precision", "fp8", "precision"),
@@ -72,7 +72,7 @@ NO_COMMANDS = [
     (("run", "--command", "true {batch_size} {steps} {lr} {seed}"), "mean 'learning_rate'?"),
     (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
     (("run", "elman", "--model", "quick", "--data", "synthetic"), "trains nothing"),
-    (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
+    (("forecast", "quick", "--device-memory", "0"), "device-memory must be"),
     (("probe", "quick", "--soak", "many"), "--soak"),
     (("ui", "x", "--port", "70000"), "70000"),
     (("report",), "`sweep run quick`"),
@@ -88,14 +88,10 @@ def test_commands_that_make_no_sense(refuse, arguments, says):
     assert says in refuse(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"), [((), "one of this machine's"), (("--cluster", "gpus=8"), "time estimate")]
-)
-def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(
-    refuse, monkeypatch, flags, says
-):
+def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(refuse, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert says in refuse("plan", "quadratic", "--batches", "4", "--device", "cuda", *flags)
+    flags = ("--batches", "4", "--device", "cuda", "--cluster", "gpus=8")
+    assert "time estimate" in refuse("plan", "quadratic", *flags)
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"", "empty"), (b"a\x00b" * 100, "UTF-8")])

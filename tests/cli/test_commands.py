@@ -439,7 +439,7 @@ def test_audit_refuses_what_is_no_table(refuse, tmp_path, name):
 
 
 ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
-ARGUMENTS |= {"data": ["info"], "answer": ["x"], "time": ["x"], "recommend": ["x"]}
+ARGUMENTS |= {"data": ["info"], "answer": ["x"], "time": ["x"], "recommend": ["x"], "merge": ["x"]}
 OPTIONS = [
     (name, option)
     for name, command in sweep.commands.items()

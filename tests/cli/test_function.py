@@ -43,6 +43,8 @@ SETTINGS = {"budget": 80, "batches": [4, 8], "device": "cpu"}
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     (tmp_path / "mine.py").write_text(FUNCTION)
     return tmp_path
 

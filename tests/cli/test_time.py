@@ -88,6 +88,7 @@ def test_user_code_runs_only_after_its_name_was_shown_and_may_be_refused(
     call, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     code = "from sweep.workloads.quadratic import NoisyQuadratic\n"
     (tmp_path / "mine.py").write_text(f"{code}\nclass Mine(NoisyQuadratic):\n    pass\n")
     plan = ("--workload", "mine:Mine", "--lr", "0.1", *PLAN[1:], "--out", "own")
