@@ -5,11 +5,13 @@ Every row is a forecast of its own, of the largest batch size.
 
 import logging
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from sweep.errors import SweepError
 from sweep.orchestration.memory import forecast_memory, read_memory_request
 from sweep.plan.commands import typed_command
+from sweep.training.device import available_cores
 
 LOG = logging.getLogger(__name__)
 SAME = "the same losses, up to rounding"
@@ -17,6 +19,7 @@ SLOWER = f"{SAME}; a second forward pass"
 OTHER = "other losses, another trial"
 SMALL_CHUNK = 256  # tokens whose logits exist at a time
 ADAPTER_RANK = 16
+MOST_AT_ONCE = 8  # forecasts, which need a core and half a gigabyte each
 # The three settings of the guide to per-device batch sizes, by its sizes of chunks and generation.
 NAMED = {
     "speed": {"loss_chunk_rows": 2048, "generation_batch_size": 8},
@@ -83,15 +86,13 @@ class _Advisor:
         """Yield the present settings, each of the others alone, and the three named settings."""
         name = "as given" if self.request.chooses_microbatch else "as one microbatch"
         yield self._row(name, {}, "", self.base)
-        for knob in self._knobs():
-            row = self._try("", {**self.whole, **knob.settings}, knob)
-            if row is not None:
-                yield row
+        tried = [("", {**self.whole, **knob.settings}, knob) for knob in self._knobs()]
         for name, settings in NAMED.items():
             used = {key: value for key, value in settings.items() if self._applies(key)}
-            row = self._try(name, used, Knob(used, SAME))
-            if row is not None:
-                yield row
+            tried.append((name, used, Knob(used, SAME)))
+        with ThreadPoolExecutor(min(available_cores(), MOST_AT_ONCE)) as threads:
+            rows = threads.map(lambda arguments: self._try(*arguments), tried)
+            yield from (row for row in rows if row is not None)
 
     def least(self) -> dict[str, Any] | None:
         """Return the least change with which a step fits; None if it is not known, or none does."""

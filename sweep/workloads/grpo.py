@@ -209,12 +209,16 @@ class Grpo(LanguageWorkload):
             is_rehearsal=self.is_rehearsal,
         )
         uniforms = uniforms.to(self.device, self.wide_dtype)
-        pairs = zip(torch.split(prompts, size), torch.split(uniforms, size), strict=True)
+        pairs = [*zip(torch.split(prompts, size), torch.split(uniforms, size), strict=True)]
+        parts = []
+        if self.is_rehearsal:  # the peak is at one of the last two, next to all completions before
+            parts = [ids.new_empty(numbers.shape) for ids, numbers in pairs[:-2]]
+            pairs = pairs[-2:]
 
         was_training = model.training
         model.eval()
         with autocast(self.device, self.config.science.precision):
-            parts = [sample(ids, numbers) for ids, numbers in pairs]
+            parts += [sample(ids, numbers) for ids, numbers in pairs]
         model.train(was_training)
         return torch.cat(parts)
 
