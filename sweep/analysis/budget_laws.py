@@ -32,6 +32,7 @@ class Growth:
     # with the best one at an edge of those tried
     within: Law | None = None  # the largest batch size within the tolerance
     excess: Law | None = None  # the batch size that needs 20 % more tokens than the best one
+    left_out: int = 0  # budgets whose best batch size is at an edge or has no interval
 
 
 def growth_of(budgets: Sequence[BudgetAnswer]) -> Growth:
@@ -43,7 +44,7 @@ def growth_of(budgets: Sequence[BudgetAnswer]) -> Growth:
     optima = [budget.optimum() for budget in budgets]
     inside = [optimum for optimum in optima if optimum is not None]
     if len(inside) >= LEAST_BUDGETS:
-        return Growth(best=fit_law(inside))
+        return Growth(best=fit_law(inside), left_out=len(optima) - len(inside))
     return Growth(within=law_of_range(budgets), excess=_law_of_excess(budgets))
 
 
@@ -53,7 +54,7 @@ def law_of_range(budgets: Sequence[BudgetAnswer]) -> Law | None:
         [
             (budget.tokens, budget.best.range_within_tolerance[1])
             for budget in budgets
-            if not budget.best.is_range_open[1]
+            if not budget.best.is_range_open[1] and not budget.best.may_be_smaller
         ]
     )
 
@@ -111,7 +112,7 @@ def _ratio_of_falls(power: float, log_tokens: Floats) -> float:
 
 def _law_through(points: Sequence[tuple[int, float]]) -> Law | None:
     """Fit a law to pairs of tokens and a batch size, which all count the same."""
-    if len(points) < LEAST_BUDGETS:
+    if len({tokens for tokens, _ in points}) < LEAST_BUDGETS:
         return None
     return fit_law([Optimum(tokens, size, low=size, high=size) for tokens, size in points])
 
@@ -170,11 +171,17 @@ def describe_growth(growth: Growth, largest: BudgetAnswer, unit: str) -> list[st
             growth.excess
         ),
     }
-    return [
+    lines = [
         f"{subject} grows as {describe_exponent(law.exponent)}, D: training {unit}."
         for subject, law in laws.items()
         if law is not None
     ]
+    if growth.left_out:
+        lines.append(
+            f"The law leaves out {growth.left_out} budgets whose best batch size is at an edge of "
+            "those tried, or has no interval."
+        )
+    return lines
 
 
 def describe_exponent(exponent: Estimate) -> str:

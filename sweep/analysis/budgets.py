@@ -36,6 +36,11 @@ class BestBatchSize:
     # curvatures of the loss over log batch sizes, below and above the best one; NaN at an edge
     curvatures: tuple[float, float] = (math.nan, math.nan)
 
+    @property
+    def may_be_smaller(self) -> bool:
+        """Whether batch sizes that were not tried may be better than the smallest one."""
+        return self.edge == "smallest" and self.range_within_tolerance[0] > 1
+
 
 @dataclass(frozen=True)
 class BudgetAnswer:
@@ -117,9 +122,11 @@ def find_best_batch_size(
 
     log_sizes = np.log(compared)
     optimum = float(curves.optimum[0])
-    if math.isnan(optimum):
+    edge = _edge_of(optimum, log_sizes, losses)
+    if edge:
         may_be_best = decision.may_be_best[is_compared]
-        return _best_at_edge(compared, losses, may_be_best, margin), float(losses.min()), error
+        best = _best_at_edge(edge, compared, losses, may_be_best, margin)
+        return best, float(losses.min()), error
     low, high = _within(curves, margin)
     is_open = bool(low < log_sizes[0]), bool(high > log_sizes[-1])
     best = BestBatchSize(
@@ -193,8 +200,17 @@ def _within(curves: PossibleCurves, margin: float) -> tuple[float, float]:
     return optimum - math.sqrt(margin / below), optimum + math.sqrt(margin / above)
 
 
+def _edge_of(optimum: float, log_sizes: Floats, losses: Floats) -> str:
+    """Return smallest or largest if the lowest point is at an edge of the sizes tried, else ""."""
+    if math.isnan(optimum):
+        return "smallest" if int(losses.argmin()) == 0 else "largest"
+    if np.isclose(optimum, log_sizes[0]):
+        return "smallest"
+    return "largest" if np.isclose(optimum, log_sizes[-1]) else ""
+
+
 def _best_at_edge(
-    sizes: Sequence[int], losses: Floats, may_be_best: Flags, margin: float
+    edge: str, sizes: Sequence[int], losses: Floats, may_be_best: Flags, margin: float
 ) -> BestBatchSize:
     """Return the bound of a best batch size at an edge, with a range by linear interpolation.
 
@@ -203,10 +219,12 @@ def _best_at_edge(
     candidates = np.flatnonzero(may_be_best)
     first = int(candidates.min(initial=len(sizes) - 1))
     last = int(candidates.max(initial=0))
-    index = int(losses.argmin())
-    edge = "smallest" if index == 0 else "largest"
     low, is_low_open = end_of_range(sizes, losses, margin, step=-1)
     high, is_high_open = end_of_range(sizes, losses, margin, step=1)
+    if edge == "smallest":
+        low, is_low_open = float(sizes[0]), True
+    else:
+        high, is_high_open = float(sizes[-1]), True
     return BestBatchSize(
         value=None,
         interval=(

@@ -4,7 +4,10 @@
 
 It is a regression on the best batch sizes of complete sweeps. Their weights are 1/(w² + τ²): w is
 the standard error of one, and τ, by restricted maximum likelihood, how far true values lie off the
-line. Intervals are those of Knapp and Hartung (2003, doi:10.1002/sim.1482).
+line. The intervals of exponents are those of Knapp and Hartung (2003, doi:10.1002/sim.1482). Few
+points that lie on a line by luck make these narrow, so a prediction, and the verdict whether the
+law is known well enough for one, take at least the errors that the points have (Röver et al. 2015,
+doi:10.1186/s12874-015-0091-1).
 """
 
 import math
@@ -40,7 +43,8 @@ class Optimum:
 @dataclass(frozen=True, eq=False)
 class Law:
     coefficients: Floats  # c, β and, with a term in N, γ
-    covariance: Floats
+    covariance: Floats  # by the residuals
+    least_covariance: Floats  # by the errors of the points and their spread
     spread: float  # τ, a standard deviation of ln B*
     degrees: int  # degrees of freedom
     has_parameters: bool  # whether there is a term in N
@@ -57,6 +61,13 @@ class Law:
         """γ with its 95 % interval; None without a term in N."""
         return self._estimate(2) if self.has_parameters else None
 
+    @property
+    def width(self) -> float:
+        """The width of the 95 % interval of β, at least that by the errors of the points."""
+        row = np.zeros(len(self.coefficients))
+        row[1] = 1.0
+        return 2 * self._critical_value * math.sqrt(self._variance(row))
+
     def at(self, tokens: float, parameters: float | None = None) -> Estimate:
         """Return the best batch size of a training, with its 95 % prediction interval.
 
@@ -69,14 +80,17 @@ class Law:
             assert parameters is not None
             point.append(math.log(parameters) - self.log_parameters)
         row = np.array(point)
-        variance = row @ self.covariance @ row + self.spread**2
-        half = self._critical_value * math.sqrt(variance)
+        half = self._critical_value * math.sqrt(self._variance(row) + self.spread**2)
         log_size = float(row @ self.coefficients)
         return Estimate(math.exp(log_size), math.exp(log_size - half), math.exp(log_size + half))
 
     @property
     def _critical_value(self) -> float:
         return float(stdtrit(self.degrees, 1 - ALPHA / 2))
+
+    def _variance(self, row: Floats) -> float:
+        """Return the variance of a sum of coefficients, at least that by the points' errors."""
+        return float(max(row @ self.covariance @ row, row @ self.least_covariance @ row))
 
     def _estimate(self, index: int) -> Estimate:
         value = float(self.coefficients[index])
@@ -108,9 +122,11 @@ def fit_law(optima: Sequence[Optimum]) -> Law:
     errors = _moderated_errors(np.log([optimum.high / optimum.low for optimum in optima]))
     spread = _spread(design, log_sizes, errors)
     fit = _Fit.of(design, log_sizes, errors, spread)
+    least_covariance = np.asarray(np.linalg.inv(fit.information), float)
     return Law(
         coefficients=fit.coefficients,
-        covariance=np.linalg.inv(fit.information) * fit.squares / degrees,
+        covariance=least_covariance * fit.squares / degrees,
+        least_covariance=least_covariance,
         spread=spread,
         degrees=degrees,
         has_parameters=has_parameters,

@@ -25,7 +25,6 @@ from sweep.analysis.checks import (
     single_seed,
     tokens_differ,
 )
-from sweep.analysis.law import LEAST_BUDGETS
 from sweep.analysis.tables import SweepTables
 from sweep.analysis.times import misses_budget, read_trial_time
 from sweep.analysis.tuned_rates import TunedRate
@@ -66,6 +65,7 @@ LEAST_STEPS = 10  # for a batch size that is added: with fewer, the warmup excee
 LEAST_HOURS = 0.1  # proposed as --max-hours
 TARGET_STEP = 0.1  # nats; proposed targets are multiples
 BUDGET_FACTOR = 4  # between proposed budgets
+USUAL_BUDGETS = 4  # that are proposed: one more than a law needs
 BEYOND = 10  # a proposed training over the largest budget
 TARGET_BUDGETS = 2  # budgets that a training to a proposed target may take, at a constant rate
 
@@ -156,6 +156,9 @@ def command_for_soonest(sweep: SweepTables, answer: Answer) -> str | None:
     size = answer.fewest_tokens.batch_size
     reached = None if size is None else answer[size].mean
     has_target = not sweep.plan.settings.workload.is_program
+    epochs = sweep.plan.epochs
+    if epochs is not None and repeats_too_often(TARGET_BUDGETS * epochs):
+        return None
     if reached is None or answer.metric != LOSS.name or not has_target:
         return None
     changes = {
@@ -256,8 +259,8 @@ def _powers_of_budgets(epochs: float | None) -> range:
         if repeats_too_often(epochs):
             return range(0)
         more = math.floor(math.log(MOST_EPOCHS / epochs) / math.log(BUDGET_FACTOR))
-        first = min(0, more + 1 - LEAST_BUDGETS)
-    return range(first, first + LEAST_BUDGETS)
+        first = min(0, more + 1 - USUAL_BUDGETS)
+    return range(first, first + USUAL_BUDGETS)
 
 
 def _write_budget(plan: Plan, changes: Mapping[str, Any], tokens: int, factor: float) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sweep.analysis.law import (
     Optimum,
     fit_law,
 )
-from sweep.analysis.next_step import command_for_budget, command_for_model
+from sweep.analysis.next_step import BUDGET_FACTOR, command_for_budget, command_for_model
 from sweep.analysis.published_laws import Published, Scale, published_at
 from sweep.analysis.recommendation import Recommendation
 from sweep.analysis.results import Sweep, load_sweep
@@ -122,7 +122,10 @@ def recommend(
     if any(each.budget.epochs is None for each in own):
         reasons.append("How often the data are repeated is not known at some budget.")
     if own:
-        settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), tokens)
+        towards = tokens
+        if batch_size["value"] is None:  # any further budget would narrow the law
+            towards = max(tokens, BUDGET_FACTOR * largest.budget.tokens)
+        settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), towards)
     else:
         settle, seconds, problems = _next_model(measured, size)
     reasons += problems
@@ -134,7 +137,7 @@ def recommend(
         learning_rate=rate,
         weight_decay=decay,
         adam_beta2=beta2,
-        regret=_regret(own, batch_size["value"], tokens, published),
+        regret=_regret(own, _predicted_below(own, tokens, size), tokens, published),
         cap=_cap(validated, tokens, size) if is_capped else None,
         measured_up_to=largest.budget.tokens,
         recommended_there=largest.budget.answer.recommended * largest.tokens_per_sequence,
@@ -214,6 +217,7 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
             ("schedule", first.sweep.plan.settings.schedule, each.sweep.plan.settings.schedule),
             ("data", first.sweep.plan.data, each.sweep.plan.data),
             ("tokens per sequence", first.tokens_per_sequence, each.tokens_per_sequence),
+            ("model of unknown size", _unsized_model(first), _unsized_model(each)),
         ):
             if of_first != value:
                 raise SweepError(
@@ -240,6 +244,17 @@ def _without_repetitive(measured: Sequence[Measured]) -> tuple[list[Measured], l
         f"The budget of {format_count(each.budget.tokens)} is left out: {rule}."
         for each in left_out
     ]
+
+
+def _unsized_model(each: Measured) -> dict[str, Any] | None:
+    """Return what decides the model, if its size does not tell it from others."""
+    if each.parameters is not None:
+        return None
+    settings = each.sweep.plan.settings
+    return {
+        "model": settings.model.model_dump(mode="json"),
+        "workload": settings.workload.model_dump(mode="json"),
+    }
 
 
 def _optimizer(each: Measured) -> dict[str, Any]:
@@ -320,14 +335,28 @@ def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
         return None, problems
     if is_of_sizes and _vary_together(optima):
         return None, ["Budgets and model sizes vary together, so that no law tells them apart."]
+    different = {optimum.tokens for optimum in optima}
+    if not is_of_sizes and len(different) < LEAST_BUDGETS:
+        return None, [
+            f"A law needs at least {LEAST_BUDGETS} different budgets; there are {len(different)}."
+        ]
 
+    sizes = _model_sizes(own) if is_of_sizes else []
+    law = fit_law([replace(each, parameters=_nearest(each.parameters, sizes)) for each in optima])
     others = len(own) - len(optima)
     if not others:
-        return fit_law(optima), []
-    return fit_law(optima), [
+        return law, []
+    return law, [
         f"The law leaves out {others} of {len(own)} budgets: their best batch size is at an edge "
         "of those tried, or has no interval."
     ]
+
+
+def _nearest(parameters: float | None, sizes: Sequence[float]) -> float | None:
+    """Return the size that counts for a model, so that nearly equal ones are one; None if none."""
+    if parameters is None or not sizes:
+        return None
+    return min(sizes, key=lambda size: abs(math.log(size / parameters)))
 
 
 def _vary_together(optima: Sequence[Optimum]) -> bool:
@@ -360,10 +389,10 @@ def _batch_size(
     grows = law if law is not None else law_within
     if grows is None:
         return NOT_KNOWN, []
-    exponent = grows.exponent
-    if exponent.high - exponent.low > WIDEST_EXPONENT:
+    if grows.width > WIDEST_EXPONENT:
         return NOT_KNOWN, [
-            f"The exponent is not known well enough: {exponent.low:.2f} to {exponent.high:.2f}."
+            f"The exponent is not known well enough: with the errors of the points its interval is "
+            f"{grows.width:.2g} wide. More seeds, or a further budget, narrow it."
         ]
     if law is None:
         return {**NOT_KNOWN, "range_within_tolerance": _range_by_growth(own, grows, tokens)}, []
@@ -390,10 +419,11 @@ def _batch_size(
     return batch_size, reasons
 
 
-def _range_by_growth(own: Sequence[Measured], law: Law, tokens: int) -> tuple[float, float]:
+def _range_by_growth(own: Sequence[Measured], law: Law, tokens: int) -> tuple[float | None, float]:
     """Return the range whose end the growth of the largest batch size within the tolerance tells.
 
-    It begins where that of the largest budget does. In tokens.
+    It begins at batch size 1 if that is the best one of all budgets; else its begin is not known.
+    In tokens.
 
     Args:
         own: the budgets, ascending.
@@ -401,9 +431,8 @@ def _range_by_growth(own: Sequence[Measured], law: Law, tokens: int) -> tuple[fl
         tokens: what the training takes.
     """
     unit = own[-1].tokens_per_sequence
-    largest = law.at(tokens).value * unit
-    smallest = own[-1].budget.best.range_within_tolerance[0] * unit
-    return min(smallest, largest), largest
+    smallest = unit if all(each.is_best_one for each in own) else None
+    return smallest, max(unit, law.at(tokens).value * unit)
 
 
 def _learning_rate(
@@ -443,8 +472,18 @@ def _rules_of_policy(each: Measured, batch_size: float) -> tuple[float, float]:
     unit = each.tokens_per_sequence
     policy = parse_policy(settings.lr)
     sequences = max(1, round(batch_size / unit))
-    optimizer = policy.optimizer_at(sequences, unit, settings.optimizer)
+    own = settings.optimizer.of(each.budget.answer.optimizer)
+    optimizer = policy.optimizer_at(sequences, unit, own)
     return optimizer.weight_decay, optimizer.beta2
+
+
+def _predicted_below(own: Sequence[Measured], tokens: int, size: float | None) -> float | None:
+    """Return the batch size that the smaller budgets predict, in tokens; None if they do not."""
+    smaller = [each for each in own if each.budget.tokens < tokens]
+    law = _fit(smaller)[0]
+    if law is None or law.width > WIDEST_EXPONENT:
+        return None
+    return max(own[0].tokens_per_sequence, law.at(tokens, size).value)
 
 
 def _regret(
@@ -452,14 +491,15 @@ def _regret(
 ) -> dict[str, float | None]:
     """Return what three choices give up; null unless budgets of one model bracket the training.
 
-    The best batch size and the curvature of the loss over log batch sizes are interpolated, in log
-    tokens, between the budgets on both sides.
+    The first, `value`, is what the smaller budgets predict, if they do. The best batch size and the
+    curvature of the loss over log batch sizes are interpolated, in log tokens, between the budgets
+    on both sides.
     """
     if len(_model_sizes(own)) > 1:
         return NO_REGRET
     below = [each for each in own if each.budget.tokens <= tokens]
     above = [each for each in own if each.budget.tokens >= tokens]
-    if value is None or not below or not above:
+    if not below or not above:
         return NO_REGRET
     ends = [below[-1], above[0]]
     best_sizes = [each.budget.best.value for each in ends if each.budget.best.value is not None]
@@ -485,7 +525,7 @@ def _regret(
     smallest = own[0].budget.best.value
     of_laws = [law.value for law in published if law.kind == "best" and law.value is not None]
     return {
-        "this": given_up(value),
+        "this": None if value is None else given_up(value),
         "kept": None if smallest is None else given_up(smallest * unit),
         "published": given_up(of_laws[0]) if of_laws else None,
     }

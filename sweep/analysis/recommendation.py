@@ -59,7 +59,7 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
         low, high = rate["interval"]
         lines.append(
             f"Learning rate there: {rate['value']:.2g} (95 % interval {low:.2g} to {high:.2g}); "
-            f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.4g} by the rules "
+            f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.7g} by the rules "
             "of the policy."
         )
     if answer.cap is not None:
@@ -67,7 +67,9 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
     elif answer.factor_beyond is not None and answer.measured_up_to is not None:
         text = f"Validated up to {format_count(answer.measured_up_to)} tokens"
         if answer.factor_beyond > 1:
-            text += f"; this is {answer.factor_beyond:.3g} times beyond"
+            is_larger = answer.tokens > answer.measured_up_to
+            where = "beyond" if is_larger else "outside of what was measured"
+            text += f"; this is {answer.factor_beyond:.3g} times {where}"
         lines.append(f"{text}.")
     lines += answer.reasons
     lines += _describe_exponents(answer.law)
@@ -89,9 +91,12 @@ def _describe_batch_size(answer: Recommendation) -> list[str]:
     if size["value"] is None and within is None:
         return [f"The best batch size for {training} is not known."]
     if size["value"] is None:
+        end = "the range within the tolerance is about"
+        if within[0] is None:
+            within, end = within[1:], "the largest one within the tolerance is about"
         return [
-            f"The best batch size for {training} is not known. By its growth, the range within the "
-            f"tolerance is {_batch_sizes(within, unit)}."
+            f"The best batch size for {training} is not known. By its growth, {end} "
+            f"{_batch_sizes(within, unit)}."
         ]
     start = "Provisionally, use" if answer.provisional else "Use"
     lines = [
@@ -99,7 +104,9 @@ def _describe_batch_size(answer: Recommendation) -> list[str]:
         f"interval: {_batch_sizes(size['interval'], unit)}."
     ]
     if within is not None:
-        lines.append(f"Within the tolerance of the best: {_batch_sizes(within, unit)}.")
+        lines.append(
+            f"Within the tolerance, if this is the best one: {_batch_sizes(within, unit)}."
+        )
     return lines
 
 
@@ -119,7 +126,7 @@ def _describe_exponents(law: Mapping[str, Any]) -> list[str]:
 def _describe_regret(answer: Recommendation) -> list[str]:
     """Write what three choices give up at a training between the budgets."""
     choices = {
-        "this": "this batch size",
+        "this": "the batch size that the smaller budgets predict",
         "kept": "the best one of the smallest budget",
         "published": "that of a published law",
     }

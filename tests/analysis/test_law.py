@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sweep.analysis.law import Optimum, fit_law
+from sweep.analysis.recommend import WIDEST_EXPONENT
 from sweep.decision.budgets import batch_size_points
 from sweep.decision.curves import Points, possible_curves
 
@@ -115,3 +116,25 @@ def test_the_interval_of_the_exponent_covers_the_true_one(sigma, budgets, seeds)
             exponent = fit_law(optima).exponent
             covered.append(exponent.low <= EXPONENT <= exponent.high)
     assert 0.93 <= np.mean(covered) <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budgets", [3, 4, 5])
+@pytest.mark.parametrize("sigma", [0.003, 0.006, 0.012])
+def test_a_prediction_covers_the_best_batch_size_where_it_is_shown(sigma, budgets):
+    rng = np.random.default_rng([budgets, round(1000 * sigma)])
+    covered = []
+    for _ in range(600):
+        optima = study(sigma, [1e4 * 4**k for k in range(budgets)], 3, rng)
+        law = None if optima is None else fit_law(optima)
+        if law is not None and law.width <= WIDEST_EXPONENT:
+            best = law.at(1e4 * 4**budgets)
+            covered.append(best.low <= best_at(1e4 * 4**budgets) <= best.high)
+    assert len(covered) < 30 or np.mean(covered) >= 0.92
+
+
+def test_three_budgets_on_a_line_by_luck_are_not_known_better_than_their_points():
+    law = fit_law(optima_on_a_line(0.5, [1e4, 4e4, 16e4]))
+    assert law.exponent.high - law.exponent.low < 0.01 and law.width > WIDEST_EXPONENT
+    best = law.at(64e4)
+    assert best.high / best.low > 10

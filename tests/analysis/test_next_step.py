@@ -122,7 +122,7 @@ def test_the_command_for_longer_trainings_plans_budgets_with_this_one(number, tm
         assert command is None
         return
     budgets = [plan.plan.token_budget for plan in make_plans(request_of(command))]
-    assert len(budgets) == 3 and loaded.plan.token_budget in budgets
+    assert len(budgets) == 4 and loaded.plan.token_budget in budgets
 
 
 @settings(max_examples=20, deadline=None)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -85,9 +86,11 @@ def test_far_beyond_the_sweeps_the_answer_is_provisional_and_then_the_cap(folder
     assert farther.learning_rate["value"] is None
 
 
-def test_within_the_budgets_the_regret_of_three_choices_is_known(folders):
+def test_within_the_budgets_the_regret_of_three_choices_is_known(folders, tmp_path):
+    five = [*folders, write_budget(tmp_path / "five", 4 * BUDGETS[-1])]
+    assert 0 <= recommend(five, 2 * BUDGETS[-1] * SEQUENCE).regret["this"] < 0.003
     answer = recommend(folders, 320_000 * SEQUENCE)
-    assert 0 <= answer.regret["this"] < 0.003
+    assert answer.regret["this"] is None  # three budgets below it predict nothing
     kept = loss_at(320_000, best_at(10_000)) - loss_at(320_000, best_at(320_000))
     assert answer.regret["kept"] == pytest.approx(kept, rel=0.5)
     assert answer.regret["published"] is None  # no law holds for so small a model
@@ -136,6 +139,54 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
     assert lines[0].startswith(start)
     assert any("At 3 of 3 budgets the best one is batch size 1" in line for line in lines)
     assert lines[1].startswith("At 1.02M tokens `sweep answer` recommends batch size ")
+
+
+def test_the_smallest_size_tried_gives_no_range_if_smaller_ones_may_be_better(tmp_path):
+    folders = [
+        write_budget(tmp_path / f"s{n}", n, sizes=[16, 32, 64, 128, 256], noise=1e-4)
+        for n in (1000, 4000, 16_000)
+    ]
+    answer = recommend(folders, 64_000 * SEQUENCE)
+    assert {point["edge"] for point in answer.law["points"]} == {"smallest"}
+    assert answer.batch_size_tokens["range_within_tolerance"] is None
+    assert answer.law["largest_within_tolerance"]["exponent"] is None
+
+
+def test_budgets_that_do_not_differ_give_no_law(tmp_path):
+    folders = [
+        write_budget(tmp_path / f"s{n}", 40_000, sizes=[n, 2 * n, 4 * n, 8 * n, 16 * n], noise=1e-3)
+        for n in (3, 4, 5)
+    ]
+    answer = recommend(folders, 160_000 * SEQUENCE)
+    assert answer.batch_size_tokens["value"] is None
+    assert "A law needs at least 3 different budgets; there are 1." in answer.reasons
+
+
+def test_models_of_nearly_one_size_are_one_in_the_law(tmp_path):
+    sizes = (200_000, 202_000, 203_000)
+    pairs = zip(BUDGETS[:3], sizes, strict=True)
+    folders = [write_budget(tmp_path / f"s{n}", n, parameters=size) for n, size in pairs]
+    answer = recommend(folders, 4 * BUDGETS[2] * SEQUENCE)
+    assert answer.law["exponent"] == pytest.approx(EXPONENT, abs=0.3)
+
+
+def test_models_of_unknown_size_must_be_the_same(tmp_path):
+    pairs = zip(BUDGETS[:2], (0, 1), strict=True)
+    folders = [write_budget(tmp_path / f"s{n}", n, parameters=m * 100_000) for n, m in pairs]
+    for folder in folders:
+        document = read_json(folder / "plan.json")
+        plan = parse_plan(document, "the plan")
+        model = plan.model.model_copy(update={"parameters": None, "embedding_parameters": None})
+        write_json(
+            folder / "plan.json", plan.model_copy(update={"model": model}).model_dump(mode="json")
+        )
+    with pytest.raises(SweepError, match="must have the same model of unknown size"):
+        recommend(folders, 10**8)
+
+
+def test_beta2_is_written_so_that_it_can_be_used(folders):
+    answer = replace(recommend(folders, 4 * BUDGETS[-1] * SEQUENCE), adam_beta2=0.99999)
+    assert any("β2 0.99999 by" in line for line in describe_recommendation(answer))
 
 
 def test_noise_that_leaves_the_best_batch_size_open_is_named_as_the_reason(tmp_path):
