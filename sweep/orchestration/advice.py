@@ -73,6 +73,11 @@ class _Advisor:
         self.settings = {**settings, "batches": (self.batch_size,)}
         self.has_limit = document["usable_bytes"] is not None
         self.request, _ = read_memory_request(experiment, self.settings)
+        if self.request.execution.accumulation:
+            raise SweepError(
+                "accumulation does not apply to --advise, which changes the microbatch. Give "
+                "--microbatch."
+            )
         self.devices = document["devices"]
         whole = {"microbatch": self.batch_size // self.devices}
         if self.request.chooses_microbatch:
@@ -100,15 +105,18 @@ class _Advisor:
             return None
         if self.base["points"][0]["fits"]:
             return self._row("", {}, "nothing need change", self.base)
+        every = [*self._knobs()]
         candidates = [Knob({}, SAME)]  # a microbatch that fits, which the plan chooses
-        neutral = [knob for knob in self._knobs() if knob.effect != OTHER]
+        if self.request.chooses_microbatch:
+            candidates = [knob for knob in every if "microbatch" in knob.settings]
+        neutral = [knob for knob in every if knob.effect != OTHER]
         neutral = [knob for knob in neutral if "microbatch" not in knob.settings]
         candidates += neutral
         together: dict[str, Any] = {}
         for knob in neutral:
             together |= knob.settings
             candidates.append(Knob(dict(together), SLOWER))
-        candidates += [knob for knob in self._knobs() if knob.effect == OTHER]
+        candidates += [knob for knob in every if knob.effect == OTHER]
         for knob in candidates:
             row = self._try("", knob.settings, knob)
             if row is not None and row["fits"]:

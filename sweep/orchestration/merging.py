@@ -42,7 +42,7 @@ def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
             raise SweepError(f"--out must be another folder than the parts, got {out.path}.")
         if is_locked(part.lock_path):
             raise SweepError(f"{part.path} is in use by a command. Wait for it, or stop it.")
-    folders = [*parts, out] if out.plan_path.exists() else [*parts]
+    folders = [out, *parts] if out.plan_path.exists() else [*parts]  # what exists stays itself
     plans = [_plan_of(folder) for folder in folders]
     plan = plans[0]
     for folder, other in zip(folders[1:], plans[1:], strict=True):

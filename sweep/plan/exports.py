@@ -74,7 +74,7 @@ def _trl(plan: Plan, row: PlannedTrial) -> str:
             "activation_checkpointing: true  # gradient_checkpointing before transformers 5.2"
         )
     if row.learning_rate is not None:
-        lines.append(f"learning_rate: {row.learning_rate}")
+        lines.append(f"learning_rate: {_yaml_number(row.learning_rate)}")
     workload = plan.settings.workload
     if workload.samples:
         lines += [
@@ -87,12 +87,16 @@ def _trl(plan: Plan, row: PlannedTrial) -> str:
 def _torchtitan(plan: Plan, row: PlannedTrial) -> str:
     """Return tables of a configuration of torchtitan, which derives the accumulation.
 
-    Stages of ZeRO become its degrees: 0 replicates, 2 and 3 shard; it has no stage 1.
+    Stages of ZeRO become its degrees: 0 replicates, 2 and 3 shard, and 2 keeps gathered weights; it
+    has no stage 1.
     """
     is_sharded = plan.execution.zero >= 2
     if plan.execution.zero == 1:
         raise SweepError("torchtitan shards weights, gradients and optimizer. Plan --zero 0 or 3.")
     mode = "full" if plan.execution.activation_checkpointing else "none"
+    clip = plan.settings.optimizer.clip
+    precision = "bfloat16" if _is_half(plan) else "float32"
+    reshard = "never" if plan.execution.zero == 2 else "default"
     lines = [
         f"# batch size {row.batch_size} = {row.microbatch_size} × {row.devices} devices × "
         f"{row.gradient_accumulation_steps} (accumulation)",
@@ -101,11 +105,13 @@ def _torchtitan(plan: Plan, row: PlannedTrial) -> str:
         f"global_batch_size = {row.batch_size}",
         f"seq_len = {plan.tokens_per_sequence}",
         f"steps = {row.steps}",
-        f"max_norm = {plan.settings.optimizer.clip}",
+        f"max_norm = {clip if clip else 'inf'}",  # 0 would zero the gradients
+        f'mixed_precision_param = "{precision}"',
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {1 if is_sharded else row.devices}",
         f"data_parallel_shard_degree = {row.devices if is_sharded else 1}",
+        f'fsdp_reshard_after_forward = "{reshard}"',
         "",
         "[activation_checkpoint]",
         f'mode = "{mode}"',
@@ -113,6 +119,14 @@ def _torchtitan(plan: Plan, row: PlannedTrial) -> str:
     if row.learning_rate is not None:
         lines += ["", "[optimizer]", f"lr = {row.learning_rate}"]
     return "\n".join(lines) + "\n"
+
+
+def _yaml_number(value: float) -> str:
+    """Write a number for YAML 1.1, which takes 1e-05 for a text."""
+    mantissa, e, exponent = repr(value).partition("e")
+    if e and "." not in mantissa:
+        mantissa += ".0"
+    return f"{mantissa}{e}{exponent}"
 
 
 def _is_half(plan: Plan) -> bool:

@@ -153,6 +153,9 @@ def _refuse_other_times(old: Plan, new: Plan) -> None:
 def _refuse_other_tokens(old: Plan, new: Plan) -> bool:
     """Refuse new trials with which others would need other tokens; return whether all are equal."""
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
+    for plan in (old, new):
+        if plan.is_part:  # whose tokens are those of the whole sweep
+            batches |= {*plan.settings.batches}
     if old.token_budget is None:
         return len({row.tokens for row in (*old.trials, *new.trials)}) == 1
 

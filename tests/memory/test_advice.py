@@ -3,6 +3,7 @@
 import pytest
 
 from sweep.config.numbers import parse_bytes
+from sweep.errors import SweepError
 from sweep.orchestration.advice import advise_memory
 from sweep.orchestration.memory import forecast_memory
 from sweep.report.report import markdown_of
@@ -73,3 +74,13 @@ def test_the_page_shows_the_rows_and_the_least_change(advised):
     text = markdown_of(advised)
     assert "| `--activation-checkpointing` |" in text and "| speed: `--loss-chunk-rows" in text
     assert "The least change that fits: a microbatch of" in text
+
+
+def test_a_microbatch_that_was_given_may_be_smaller_in_the_least_change():
+    document = advise_memory("quick", batches=(64,), microbatch=64, device_memory="30MiB")
+    assert "microbatch" in document["advice"]["least"]["settings"]
+
+
+def test_accumulation_is_refused_with_the_remedy():
+    with pytest.raises(SweepError, match="Give --microbatch"):
+        advise_memory("quick", batches=(64,), accumulation=4)

@@ -179,3 +179,21 @@ def test_a_part_that_does_not_exist_is_refused(text):
 def test_what_cannot_be_split_is_refused(settings, problem, tmp_path):
     with pytest.raises(SweepError, match=problem):
         plan_sweep("quick", out=tmp_path / "x", **{"budget": 8192, **settings})
+
+
+def test_parts_of_a_budget_that_is_rounded_resume_and_merge_in_any_order(tmp_path):
+    settings = SETTINGS | {"budget": 10_300, "seeds": 1}
+    run_sweep("quick", out=tmp_path / "whole", **settings)
+    for index in (1, 2, 3):
+        for _ in range(2):  # the second time nothing is left
+            run_sweep("quick", out=tmp_path / str(index), shard=f"{index}/3", **settings)
+    for name, order in (("m", (1, 2, 3)), ("n", (2, 3, 1))):
+        merge_paths([tmp_path / str(index) for index in order], tmp_path / name)
+        assert curves(tmp_path / name) == curves(tmp_path / "whole")
+
+
+def test_a_merge_into_a_merged_folder_leaves_it_the_same_sweep(parts, tmp_path):
+    merge_paths([parts / "1", parts / "2"], tmp_path / "merged")
+    before = SweepFolder(tmp_path / "merged").read_plan()["sweep_uid"]
+    merge_paths([parts / "2", parts / "3"], tmp_path / "merged")
+    assert SweepFolder(tmp_path / "merged").read_plan()["sweep_uid"] == before

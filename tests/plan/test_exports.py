@@ -72,6 +72,15 @@ def test_several_batch_sizes_are_not_exported():
             export_plan(plan, name)
 
 
+def test_numbers_are_numbers_in_the_formats_and_no_clip_is_none():
+    settings = {"batches": 8, "budget": "64k", "lr": "1e-5", "optimizer": {"clip": 0.0}}
+    plan = plan_sweep("quick", gpu="h100", devices_per_trial=2, zero=2, **settings)
+    assert yaml.safe_load(export_plan(plan, "trl"))["learning_rate"] == 1e-5
+    titan = tomllib.loads(export_plan(plan, "torchtitan"))
+    assert titan["training"]["max_norm"] == float("inf")
+    assert titan["parallelism"]["fsdp_reshard_after_forward"] == "never"
+
+
 def test_torchtitan_has_no_first_stage():
     plan = plan_sweep("quick", gpu="h100", devices_per_trial=2, zero=1, batches=8, budget="64k")
     with pytest.raises(SweepError, match="Plan --zero 0 or 3"):
