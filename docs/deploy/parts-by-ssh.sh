@@ -8,15 +8,22 @@ flags=$2
 shift 2
 count=$#
 part=0
+runs=""
 for host in "$@"; do
     part=$((part + 1))
     command="sweep run $experiment $flags --shard $part/$count --out part-$part --yes"
     ssh "$host" "$command" > "log-$part.txt" 2>&1 &
+    runs="$runs $!"
 done
-wait
+for run in $runs; do
+    wait "$run" || { echo "A part has failed: see log-*.txt, and repeat the command." >&2; exit 1; }
+done
 part=0
+parts=""
 for host in "$@"; do
     part=$((part + 1))
     rsync -a "$host:part-$part" .
+    parts="$parts part-$part"
 done
-sweep merge part-* --out results/whole
+# shellcheck disable=SC2086  # one word per part
+sweep merge $parts --out results/whole

@@ -6,4 +6,5 @@
 set -eu
 part=$SLURM_ARRAY_TASK_ID
 sweep run quick --lr tuned --shard "$part/3" --out "$HOME/part-$part" --yes
-# When all have ended: sweep merge ~/part-1 ~/part-2 ~/part-3 --out results/whole
+# When all have ended, where $HOME is shared (else copy the folders to one machine first):
+# sweep merge ~/part-1 ~/part-2 ~/part-3 --out results/whole
