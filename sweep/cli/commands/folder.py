@@ -69,7 +69,12 @@ def merge(parts: tuple[Path, ...], out: Path) -> None:
 
     merged = merge_paths(parts, out)
     echo(f"{merged.copied} trials copied to {out}, {merged.present} were there.")
-    echo(f"Report and answer: {remaining_command(merged.plan, str(out))}")
+    command = remaining_command(merged.plan, str(out))
+    if merged.plan.is_part:
+        echo("Batch sizes of other parts are missing. Merge these parts too.")
+        echo(f"Or train them here: {command}")
+    else:
+        echo(f"Report and answer: {command}")
 
 
 @click.command()
