@@ -176,12 +176,18 @@ def describe_growth(growth: Growth, largest: BudgetAnswer, unit: str) -> list[st
         for subject, law in laws.items()
         if law is not None
     ]
-    if growth.left_out:
-        lines.append(
-            f"The law leaves out {growth.left_out} budgets whose best batch size is at an edge of "
-            "those tried, or has no interval."
-        )
-    return lines
+    return lines + describe_left_out(growth.left_out)
+
+
+def describe_left_out(count: int) -> list[str]:
+    """Write how many budgets are no points of a law; no sentence if there are none."""
+    if not count:
+        return []
+    budgets = "1 budget" if count == 1 else f"{count} budgets"
+    return [
+        f"The law leaves out {budgets} whose best batch size is at an edge of those tried, or has "
+        "no interval."
+    ]
 
 
 def describe_exponent(exponent: Estimate) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from sweep.analysis.answer_data import join
-from sweep.analysis.budget_laws import law_of_range
+from sweep.analysis.budget_laws import describe_left_out, law_of_range
 from sweep.analysis.budgets import BudgetAnswer
 from sweep.analysis.law import (
     LEAST_BUDGETS,
@@ -56,7 +56,7 @@ class Measured:
     def is_best_one(self) -> bool:
         """Whether the best batch size is 1 by its estimate, below which there is none."""
         best = self.budget.best
-        return best.edge == "smallest" and best.range_within_tolerance[0] == 1
+        return best.edge == "smallest" and not best.may_be_smaller
 
     @property
     def optimum(self) -> Optimum | None:
@@ -343,13 +343,7 @@ def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
 
     sizes = _model_sizes(own) if is_of_sizes else []
     law = fit_law([replace(each, parameters=_nearest(each.parameters, sizes)) for each in optima])
-    others = len(own) - len(optima)
-    if not others:
-        return law, []
-    return law, [
-        f"The law leaves out {others} of {len(own)} budgets: their best batch size is at an edge "
-        "of those tried, or has no interval."
-    ]
+    return law, describe_left_out(len(own) - len(optima))
 
 
 def _nearest(parameters: float | None, sizes: Sequence[float]) -> float | None:

@@ -510,5 +510,8 @@ def _describe_table(table: Table, direction: str, settings: AnswerSettings) -> T
         return TableAnswer(answered, describe(answered), table.notes)
     if table.trials()[metric].isna().all():
         lacking = f"{short_text(metric)} has no value in any row. --metric names another column"
+        if "status" in table.titles and table.rows["is_failed"].all():
+            states = join(map(short_text, dict.fromkeys(table.rows["status"])))
+            lacking = f"no row is complete: {short_text(table.titles['status'])} has {states}"
         return TableAnswer(None, [nothing_compared(lacking)], table.notes)
     return TableAnswer(None, [nothing_compared()], table.notes)

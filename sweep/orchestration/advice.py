@@ -15,8 +15,8 @@ from sweep.training.device import available_cores
 
 LOG = logging.getLogger(__name__)
 SAME = "the same losses, up to rounding"
-SLOWER = f"{SAME}; a second forward pass"
 OTHER = "other losses, another trial"
+SECOND_PASS = "a second forward pass"
 SMALL_CHUNK = 256  # tokens whose logits exist at a time
 ADAPTER_RANK = 16
 MOST_AT_ONCE = 8  # forecasts, which need a core and half a gigabyte each
@@ -33,10 +33,19 @@ NAMED = {
 
 
 class Knob(NamedTuple):
-    """A setting that may save memory."""
+    """Settings that may save memory."""
 
-    settings: dict[str, Any]  # by the name of its flag, or of its key
-    effect: str  # on the losses and the time
+    settings: dict[str, Any]  # by the names of their flags, or of their keys
+    costs: tuple[str, ...] = ()  # in time
+    keeps_losses: bool = True
+
+    @property
+    def effect(self) -> str:
+        return "; ".join([SAME if self.keeps_losses else OTHER, *self.costs])
+
+    def with_settings_of(self, other: "Knob") -> "Knob":
+        costs = (*self.costs, *other.costs)
+        return Knob({**self.settings, **other.settings}, costs)
 
 
 def advise_memory(experiment: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -90,11 +99,13 @@ class _Advisor:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the present settings, each of the others alone, and the three named settings."""
         name = "as given" if self.request.chooses_microbatch else "as one microbatch"
-        yield self._row(name, {}, "", self.base)
-        tried = [("", {**self.whole, **knob.settings}, knob) for knob in self._knobs()]
+        yield self._row(name, self.whole, "", self.base)
+        tried = [("", knob) for knob in self._knobs()]
         for name, settings in NAMED.items():
             used = {key: value for key, value in settings.items() if self._applies(key)}
-            tried.append((name, used, Knob(used, SAME)))
+            costs = (SECOND_PASS,) if "activation_checkpointing" in used else ()
+            tried.append((name, Knob(used, costs)))
+        tried = [(name, knob._replace(settings=self.whole | knob.settings)) for name, knob in tried]
         with ThreadPoolExecutor(min(available_cores(), MOST_AT_ONCE)) as threads:
             rows = threads.map(lambda arguments: self._try(*arguments), tried)
             yield from (row for row in rows if row is not None)
@@ -104,21 +115,21 @@ class _Advisor:
         if not self.has_limit:
             return None
         if self.base["points"][0]["fits"]:
-            return self._row("", {}, "nothing need change", self.base)
+            return self._row("", {}, "no change is needed", self.base)
         every = [*self._knobs()]
-        candidates = [Knob({}, SAME)]  # a microbatch that fits, which the plan chooses
+        candidates = [Knob({})]  # a microbatch that fits, which the plan chooses
         if self.request.chooses_microbatch:
             candidates = [knob for knob in every if "microbatch" in knob.settings]
-        neutral = [knob for knob in every if knob.effect != OTHER]
+        neutral = [knob for knob in every if knob.keeps_losses]
         neutral = [knob for knob in neutral if "microbatch" not in knob.settings]
         candidates += neutral
-        together: dict[str, Any] = {}
+        together = Knob({})
         for knob in neutral:
-            together |= knob.settings
-            candidates.append(Knob(dict(together), SLOWER))
-        candidates += [knob for knob in every if knob.effect == OTHER]
+            together = together.with_settings_of(knob)
+            candidates.append(together)
+        candidates += [knob for knob in every if not knob.keeps_losses]
         for knob in candidates:
-            row = self._try("", knob.settings, knob)
+            row = self._try("", knob)
             if row is not None and row["fits"]:
                 return row
         return None
@@ -132,26 +143,26 @@ class _Advisor:
         microbatch = execution.microbatch or per_device
         for size in dict.fromkeys((microbatch // 2 // group * group, group)):
             if 0 < size < microbatch and per_device % size == 0:
-                yield Knob({"microbatch": size}, SAME)
+                yield Knob({"microbatch": size})
         if execution.loss_chunk_rows != SMALL_CHUNK:
-            yield Knob({"loss_chunk_rows": SMALL_CHUNK}, SAME)
+            yield Knob({"loss_chunk_rows": SMALL_CHUNK})
         if experiment.workload.samples and execution.generation_batch_size != group:
-            yield Knob({"generation_batch_size": group}, f"{SAME}; slower sampling")
+            yield Knob({"generation_batch_size": group}, ("slower sampling",))
         if not execution.activation_checkpointing:
-            yield Knob({"activation_checkpointing": True}, SLOWER)
+            yield Knob({"activation_checkpointing": True}, (SECOND_PASS,))
         if self.devices > 1:
             for stage in range(execution.zero + 1, 4):
-                yield Knob({"zero": stage}, f"{SAME}; more communication")
+                yield Knob({"zero": stage}, ("more communication",))
         if experiment.precision != "bf16-pure":
-            yield Knob({"precision": "bf16-pure"}, OTHER)
+            yield Knob({"precision": "bf16-pure"}, keeps_losses=False)
         if experiment.init is not None and experiment.model.adapter_rank is None:
-            yield Knob({"lora": ADAPTER_RANK}, OTHER)
+            yield Knob({"lora": ADAPTER_RANK}, keeps_losses=False)
         if experiment.workload.samples:
             if group % 2 == 0 and group > 2:
-                yield Knob({"group_size": group // 2}, OTHER)
+                yield Knob({"group_size": group // 2}, keeps_losses=False)
             workload = experiment.workload.model_dump()
             if workload.get("kl"):
-                yield Knob({"workload": {**workload, "kl": 0.0}}, OTHER)
+                yield Knob({"workload": {**workload, "kl": 0.0}}, keeps_losses=False)
 
     def _applies(self, name: str) -> bool:
         return name != "generation_batch_size" or self.request.experiment.workload.samples
@@ -164,12 +175,12 @@ class _Advisor:
             self._known[words] = forecast_memory(self.experiment, **settings)
         return self._known[words]
 
-    def _try(self, name: str, settings: dict[str, Any], knob: Knob) -> dict[str, Any] | None:
+    def _try(self, name: str, knob: Knob) -> dict[str, Any] | None:
         """Return the row of some settings; None if the experiment cannot have them."""
         try:
-            document = self._forecast(settings)
+            document = self._forecast(knob.settings)
         except SweepError as error:
-            self.refused[_words(settings)] = str(error)
+            self.refused[_words(knob.settings)] = str(error)
             return None
         return self._row(name, knob.settings, knob.effect, document)
 

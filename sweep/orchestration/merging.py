@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweep.errors import SweepError
+from sweep.errors import SweepError, cut
 from sweep.orchestration.holding import holding
 from sweep.plan.growth import add_budget, grow_plan, may_add_budget
 from sweep.plan.plan import Plan, parse_plan
+from sweep.trial.damage import find_damage
 from sweep.trial.files import remove, write_json
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
 from sweep.trial.result import Result
 from sweep.trial.status import State
+from sweep.trial.timing import Timing, read_timing
 
 LOG = logging.getLogger(__name__)
 
@@ -34,14 +36,18 @@ def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
     A merge that was interrupted is repeated. Nothing in the parts changes.
 
     Raises:
-        SweepError: if the parts belong to different sweeps, a command runs in one, or a trial has
-            different results in two of them.
+        SweepError: if the parts belong to different sweeps, a command runs in one, files of one are
+            damaged, or a trial has different results in two of them.
     """
     for part in parts:
         if part.path.resolve() == out.path.resolve():
             raise SweepError(f"--out must be another folder than the parts, got {out.path}.")
         if is_locked(part.lock_path):
             raise SweepError(f"{part.path} is in use by a command. Wait for it, or stop it.")
+        damage = find_damage(part)
+        if damage:
+            raise SweepError(f"{part.path} must be intact, but {cut(damage[0])} Copy it again.")
+    _refuse_other_timings(parts)
     folders = [out, *parts] if out.plan_path.exists() else [*parts]  # what exists stays itself
     plans = [_plan_of(folder) for folder in folders]
     plan = plans[0]
@@ -57,6 +63,25 @@ def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
         saved = plan.model_copy(update={"trials": rows})
         write_json(out.plan_path, saved.model_dump(mode="json"))
     return Merged(plan, copied, len(sources) - copied)
+
+
+def _refuse_other_timings(parts: Sequence[SweepFolder]) -> None:
+    """Refuse parts of a budget of time whose tokens come from different measurements of steps."""
+    first: Timing | None = None
+    for part in parts:
+        plan = _plan_of(part)
+        if plan.settings.time_budget_seconds is None:
+            return
+        timing = read_timing(part, plan.sweep_uid)
+        if timing is None:
+            raise SweepError(f"{part.path} must have the timing.json that fixed its tokens.")
+        if first is None:
+            first = timing
+        if (timing.measured_at, timing.arms) != (first.measured_at, first.arms):
+            raise SweepError(
+                f"{part.path} and {parts[0].path} must have the tokens of one timing.json. Run the "
+                "parts again, all with the same --timing."
+            )
 
 
 def _plan_of(folder: SweepFolder) -> Plan:

@@ -69,6 +69,9 @@ def _trl(plan: Plan, row: PlannedTrial) -> str:
         f"bf16: {half}",
         f"max_grad_norm: {plan.settings.optimizer.clip}",
     ]
+    if plan.execution.zero:
+        stage = plan.execution.zero
+        lines.append(f"# ZeRO stage {stage} is set by the launcher, or by `deepspeed: FILE` here")
     if plan.execution.activation_checkpointing:
         lines.append(
             "activation_checkpointing: true  # gradient_checkpointing before transformers 5.2"

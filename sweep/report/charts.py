@@ -373,6 +373,12 @@ def plot_answer(sweep: Sweep) -> Chart | None:
     return Chart(answer.headline, panels)
 
 
+def _axis_of_answer(sweep: Sweep, answer: AnswerData) -> Spec:
+    """Return the axis of an answer's batch sizes, which may be of a smaller budget."""
+    sizes = [row.batch_size for row in answer.batch_sizes]
+    return vega.batch_axis(sizes, sweep.plan.tokens_per_sequence)
+
+
 def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
     """Plot the median times of a training, with their intervals, or thinly with their ranges."""
     measured = [row for row in answer.batch_sizes if row.seconds is not None]
@@ -386,7 +392,7 @@ def _plot_times(sweep: Sweep, answer: AnswerData) -> Spec:
     rows[SIZE] = [row.batch_size for row in measured]
     is_interval = np.array([row.seconds_interval is not None for row in measured])
 
-    x = vega.batch_axis(sweep.batch_sizes, sweep.plan.tokens_per_sequence)
+    x = _axis_of_answer(sweep, answer)
     y = vega.channel(name, [0.0, *times.to_numpy().ravel()], name)
     color = vega.size_color(sweep.all_batch_sizes)
     low = y | {"field": "low"}
@@ -416,7 +422,7 @@ def _plot_gaps(sweep: Sweep, answer: AnswerData, is_named: bool) -> Spec:
     bounded["at most"] = rows["at most"].mask(is_open, top)
     bounded["at least"] = rows["at least"].fillna(0.0)
 
-    x = vega.batch_axis(sweep.batch_sizes, sweep.plan.tokens_per_sequence)
+    x = _axis_of_answer(sweep, answer)
     y = _gap_axis(top, margin, unit)
     low = y | {"field": "at least"}
     high = {"field": "at most"}

@@ -130,7 +130,8 @@ def test_a_prediction_covers_the_best_batch_size_where_it_is_shown(sigma, budget
         if law is not None and law.width <= WIDEST_EXPONENT:
             best = law.at(1e4 * 4**budgets)
             covered.append(best.low <= best_at(1e4 * 4**budgets) <= best.high)
-    assert len(covered) < 30 or np.mean(covered) >= 0.92
+    print(f"{budgets} budgets, σ {sigma}: {len(covered)} of 600 shown, {sum(covered)} cover")
+    assert sum(covered) >= 0.97 * len(covered)
 
 
 def test_three_budgets_on_a_line_by_luck_are_not_known_better_than_their_points():

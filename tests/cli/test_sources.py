@@ -10,6 +10,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import sweep
+from sweep.analysis.table_answer import answer_of
 from sweep.errors import SweepError
 from sweep.tracking.store import connect
 
@@ -567,3 +568,11 @@ def test_a_study_may_have_a_slash_in_its_name(call, tmp_path):
         study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=size))
     code, text = call("answer", f"optuna:{address}/team/mine", "--json")
     assert code == 0 and json.loads(text)["recommended"] == 8
+
+
+def test_a_table_of_runs_that_go_on_names_their_state(tmp_path):
+    path = tmp_path / "runs.tsv"
+    header = "batch_size\tlr\tseed\tState\tval_loss"
+    path.write_text(f"{header}\n8\t1e-3\t0\trunning\t2.5\n32\t1e-3\t0\trunning\t2.6\n")
+    (sentence,) = answer_of(path, "final_valid_loss", "minimize", None).sentences
+    assert "no row is complete: State has running" in sentence

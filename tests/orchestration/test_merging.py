@@ -15,7 +15,7 @@ from sweep.errors import SweepError
 from sweep.orchestration import merging
 from sweep.orchestration.merging import merge_paths
 from sweep.plan.shard import parse_shard
-from sweep.trial.files import write_json
+from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 
 SETTINGS = {"budget": 8192, "batches": "4,8,16", "seeds": 2, "show_progress": False}
@@ -197,3 +197,31 @@ def test_a_merge_into_a_merged_folder_leaves_it_the_same_sweep(parts, tmp_path):
     before = SweepFolder(tmp_path / "merged").read_plan()["sweep_uid"]
     merge_paths([parts / "2", parts / "3"], tmp_path / "merged")
     assert SweepFolder(tmp_path / "merged").read_plan()["sweep_uid"] == before
+
+
+def test_parts_of_a_budget_of_time_equal_one_folder_and_need_one_file_of_times(tmp_path):
+    settings = {"budget": "1s", "batches": "4,8", "device": "cpu", "show_progress": False}
+    run_sweep("quick", out=tmp_path / "whole", **settings)
+    times = tmp_path / "whole" / "timing.json"
+    for index in (1, 2):
+        out = tmp_path / str(index)
+        run_sweep("quick", out=out, shard=f"{index}/2", timing=str(times), **settings)
+    merge_paths([tmp_path / "1", tmp_path / "2"], tmp_path / "merged")
+    assert curves(tmp_path / "merged") == curves(tmp_path / "whole")
+
+    path = tmp_path / "2" / "timing.json"
+    document = {key: value for key, value in read_json(path).items() if key != "sha256"}
+    write_json(path, document | {"measured_at": "2026-01-01T00:00:00+00:00"})
+    with pytest.raises(SweepError, match=r"the tokens of one timing\.json"):
+        merge_paths([tmp_path / "1", tmp_path / "2"], tmp_path / "other")
+
+
+def test_a_damaged_part_is_refused_by_name(copies, tmp_path):
+    trial = SweepFolder(copies[1]).trials()[0]
+    trial.result_path.write_text(trial.result_path.read_text().replace("1", "2", 1))
+    with pytest.raises(SweepError, match=f"2 must be intact, but .*{trial.id}.* Copy it again"):
+        merge_paths(copies, tmp_path / "merged")
+    shutil.rmtree(trial.path)
+    with pytest.raises(SweepError, match="must be intact"):
+        merge_paths(copies, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()

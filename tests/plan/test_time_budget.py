@@ -104,6 +104,12 @@ def test_a_time_that_is_less_than_a_step_is_refused():
         timed(make(), {FOUR: [1.0], EIGHT: [700.0]})
 
 
+def test_times_that_lack_a_batch_size_are_refused():
+    plan = make(budget="2min")
+    with pytest.raises(SweepError, match="the times must be those of all batch sizes"):
+        tokens_in_time(plan, timing_of({FOUR: [0.1]}))
+
+
 def test_added_seeds_keep_the_tokens_and_added_batch_sizes_get_the_time_of_the_others():
     first = timed(make())
     seeds = make(old=first, seeds=3)
