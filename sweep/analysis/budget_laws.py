@@ -139,20 +139,23 @@ def describe_interval(best: BestBatchSize) -> str:
 
 def describe_budgets(budgets: Sequence[BudgetAnswer], growth: Growth, plan: Plan) -> list[str]:
     """Write the range and the best batch size of each budget, and how the best one grows."""
-    lines = []
-    unit = plan.tokens_per_sequence
-    for budget in budgets:
-        low, high = budget.best.range_within_tolerance
-        text = f"{low:.3g} to {high:.3g}"
-        if unit > 1:
-            text += f" ({format_count(low * unit)} to {format_count(high * unit)} tokens)"
-        close = budget.answer.compared.write(budget.answer.tolerance)
-        lines.append(
-            f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {text} are "
-            f"within {close} of the best by the fitted curve; the best estimate is "
-            f"{describe_best(budget.best)}{describe_interval(budget.best)}."
-        )
+    lines = [describe_budget(budget, plan) for budget in budgets]
     return lines + describe_growth(growth, budgets[-1], plan.settings.token_unit)
+
+
+def describe_budget(budget: BudgetAnswer, plan: Plan) -> str:
+    """Write the range and the best batch size of one budget."""
+    low, high = budget.best.range_within_tolerance
+    sizes = f"{low:.3g} to {high:.3g}"
+    unit = plan.tokens_per_sequence
+    if unit > 1:
+        sizes += f" ({format_count(low * unit)} to {format_count(high * unit)} tokens)"
+    close = budget.answer.compared.write(budget.answer.tolerance)
+    return (
+        f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {sizes} are "
+        f"within {close} of the best by the fitted curve; the best estimate is "
+        f"{describe_best(budget.best)}{describe_interval(budget.best)}."
+    )
 
 
 def describe_growth(growth: Growth, largest: BudgetAnswer, unit: str) -> list[str]:

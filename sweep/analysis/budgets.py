@@ -318,8 +318,8 @@ def _saved(
 ) -> float | None:
     """Return the share of tokens that a gap is worth; None if it needs a smaller budget.
 
-    The least loss between budgets is interpolated by a chord and, with three budgets, also by a
-    quadratic in log tokens; the difference between both is the error.
+    The least loss between budgets is interpolated by a chord and, with three budgets, by a
+    quadratic in log tokens, whose error is its difference from the chord, on both sides.
 
     Args:
         gap: in the compared value.
@@ -335,13 +335,25 @@ def _saved(
     shares = []
     for curve in _curves_between(log_tokens, losses, index):
         grid = np.linspace(log_tokens[0], log_tokens[index], LOSSES_BETWEEN)
-        reached = np.flatnonzero(curve(grid) <= target)
-        if len(reached):
-            position = float(grid[reached[0]])
+        position = _first_at_most(target, grid, curve(grid))
+        if position is not None:
             shares.append(1 - math.exp(position - log_tokens[index]))
     if not shares:
         return None
     return min(shares) if is_least else max(shares)
+
+
+def _first_at_most(target: float, positions: Floats, losses: Floats) -> float | None:
+    """Return where losses, interpolated linearly, first are at most a target; None if nowhere."""
+    reached = np.flatnonzero(losses <= target)
+    if not len(reached):
+        return None
+    end = int(reached[0])
+    if end == 0:
+        return float(positions[0])
+    before = losses[end - 1]
+    share = (before - target) / (before - losses[end])
+    return float(positions[end - 1] + share * (positions[end] - positions[end - 1]))
 
 
 def _curves_between(
@@ -356,7 +368,11 @@ def _curves_between(
         return [chord]
     nearest = nearest_budgets(index, len(losses))
     quadratic = Polynomial.fit(log_tokens[nearest], losses[nearest], 2)
-    return [chord, quadratic]
+
+    def below_quadratic(positions: Floats) -> Floats:
+        return np.asarray(2 * quadratic(positions) - chord(positions))
+
+    return [chord, quadratic, below_quadratic]
 
 
 def nearest_budgets(index: int, count: int) -> slice:

@@ -395,6 +395,8 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
             tokens = 0
         budget = plan.settings.tuning.budget
         parts = _parts_of_settings(plan.settings)
+        if plan.tokens_per_sequence > 1:
+            parts.append(f"sequences of {plan.tokens_per_sequence:,} tokens")
 
     has_target = bool(finals["target"].notna().any())
     if has_target:

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
+from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
-from sweep.analysis.budget_laws import describe_left_out, law_of_range
+from sweep.analysis.budget_laws import describe_budget, describe_left_out, law_of_range
 from sweep.analysis.budgets import BudgetAnswer
 from sweep.analysis.law import (
     LEAST_BUDGETS,
@@ -23,7 +24,7 @@ from sweep.analysis.next_step import BUDGET_FACTOR, command_for_budget, command_
 from sweep.analysis.published_laws import Published, Scale, published_at
 from sweep.analysis.recommendation import Recommendation
 from sweep.analysis.results import Sweep, load_sweep
-from sweep.config.numbers import format_count
+from sweep.config.numbers import format_count, format_seconds
 from sweep.decision.decision import ALPHA
 from sweep.errors import SweepError
 from sweep.plan.course import MOST_EPOCHS
@@ -37,7 +38,11 @@ LARGEST_CORRELATION = 0.98  # between log tokens and log model sizes, for a law 
 NO_REGRET: dict[str, float | None] = {"this": None, "kept": None, "published": None}
 NO_EXPONENT: dict[str, Any] = {"exponent": None, "interval": None}
 NO_RATE: dict[str, Any] = {"value": None, "interval": None}
-NOT_KNOWN: dict[str, Any] = {**NO_RATE, "range_within_tolerance": None}
+NOT_KNOWN: dict[str, Any] = {
+    **NO_RATE,
+    "range_within_tolerance": None,
+    "range_for_whole_interval": None,
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,19 @@ class Measured:
     def optimum(self) -> Optimum | None:
         """The point of a law in tokens; None at an edge, or if it is not bounded."""
         return self.budget.optimum(self.tokens_per_sequence, self.parameters)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A batch size in tokens with its settings, as far as they are known."""
+
+    batch_size: dict[str, Any] = field(default_factory=lambda: NOT_KNOWN)
+    learning_rate: dict[str, Any] = field(default_factory=lambda: NO_RATE)
+    weight_decay: float | None = None
+    beta2: float | None = None
+    reasons: Sequence[str] = ()
+    is_provisional: bool = False  # also without reasons
+    at_budget: str | None = None  # why, and the range, at a measured budget
 
 
 def recommend(
@@ -98,51 +116,49 @@ def recommend(
     law_within = None
     if own:
         law, problems = _fit(own)
-        reasons += problems
         if law is None and len(_model_sizes(own)) <= 1:
             law_within = law_of_range([each.budget for each in own])
-    batch_size = NOT_KNOWN
-    rate = NO_RATE
-    decay = None
-    beta2 = None
-    if own and not is_capped:
-        batch_size, problems = _batch_size(own, law, law_within, tokens, size)
+    at_budget = _at_budget(own, tokens, size)
+    choice = Choice()
+    if at_budget is not None:
+        choice = _choose_at_budget(at_budget)
+    elif own:
         reasons += problems
-    if batch_size["value"] is not None:
-        rate, problems = _learning_rate(own, tokens, batch_size["value"])
-        reasons += problems
-        decay, beta2 = _rules_of_policy(largest, batch_size["value"])
+        if not is_capped:
+            choice = _choose_by_law(own, law, law_within, tokens, size)
+    reasons += choice.reasons
     if PROVISIONAL_FACTOR < beyond <= LARGEST_FACTOR:
         reasons.append(
             f"It is {beyond:.3g} times beyond what was measured, and provisional from "
             f"{PROVISIONAL_FACTOR:g} times on."
         )
-    if any(each.budget.answer.provisional for each in own):
-        reasons.append("The answer at some budget is provisional.")
-    if any(each.budget.epochs is None for each in own):
-        reasons.append("How often the data are repeated is not known at some budget.")
     if own:
         towards = tokens
-        if batch_size["value"] is None:  # any further budget would narrow the law
+        if choice.batch_size["value"] is None:  # any further budget would narrow the law
             towards = max(tokens, BUDGET_FACTOR * largest.budget.tokens)
         settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), towards)
+        if at_budget is not None:
+            settle, seconds = _next_trials([at_budget])
+        elif settle is None and choice.batch_size["value"] is None:
+            settle, seconds = _next_trials([each for each in own if each.optimum is None])
     else:
         settle, seconds, problems = _next_model(measured, size)
     reasons += problems
     return Recommendation(
         tokens=tokens,
         params=size,
+        at_budget=choice.at_budget,
         law=_describe_law(law, law_within, measured),
-        batch_size_tokens=batch_size,
-        learning_rate=rate,
-        weight_decay=decay,
-        adam_beta2=beta2,
+        batch_size_tokens=choice.batch_size,
+        learning_rate=choice.learning_rate,
+        weight_decay=choice.weight_decay,
+        adam_beta2=choice.beta2,
         regret=_regret(own, _predicted_below(own, tokens, size), tokens, published),
         cap=_cap(validated, tokens, size) if is_capped else None,
         measured_up_to=largest.budget.tokens,
         recommended_there=largest.budget.answer.recommended * largest.tokens_per_sequence,
         factor_beyond=beyond,
-        provisional=len(reasons) > 0 or is_capped,
+        provisional=len(reasons) > 0 or is_capped or choice.is_provisional,
         reasons=reasons,
         tokens_per_sequence=largest.tokens_per_sequence,
         published=published,
@@ -362,6 +378,81 @@ def _vary_together(optima: Sequence[Optimum]) -> bool:
     return bool(abs(np.corrcoef(log_tokens, log_sizes)[0, 1]) > LARGEST_CORRELATION)
 
 
+def _at_budget(own: Sequence[Measured], tokens: int, size: float | None) -> Measured | None:
+    """Return the budget with the tokens and the model of a training; None if there is none.
+
+    If several folders have it, it is that with the most trainings.
+    """
+    same = []
+    for each in own:
+        is_same_model = size is None or each.parameters is None or _is_near(each.parameters, size)
+        if is_same_model and _is_near(each.budget.tokens, tokens):
+            same.append(each)
+    return max(same, key=_trainings_of, default=None)
+
+
+def _is_near(value: float, other: float) -> bool:
+    return 1 / SAME_SIZE <= value / other <= SAME_SIZE
+
+
+def _trainings_of(each: Measured) -> int:
+    return sum(row.seeds for row in each.budget.answer.batch_sizes)
+
+
+def _choose_at_budget(each: Measured) -> Choice:
+    """Choose as the answer of a measured budget does."""
+    answer = each.budget.answer
+    best = each.budget.best
+    unit = each.tokens_per_sequence
+    low, high = best.interval
+    batch_size = answer.recommended * unit
+    row = answer[answer.recommended]
+    rate = NO_RATE
+    if row.best_learning_rate is not None:
+        rate = {"value": row.best_learning_rate, "interval": row.learning_rate_interval}
+    decay, beta2 = _rules_of_policy(each, batch_size)
+    return Choice(
+        batch_size={
+            "value": batch_size,
+            "interval": (
+                None if low is None else low * unit,
+                None if high is None else high * unit,
+            ),
+            "range_within_tolerance": tuple(end * unit for end in best.range_within_tolerance),
+            "range_for_whole_interval": None,
+        },
+        learning_rate=rate,
+        weight_decay=decay,
+        beta2=beta2,
+        reasons=answer.reasons,
+        is_provisional=answer.provisional,
+        at_budget=f"{answer.basis}. {describe_budget(each.budget, each.sweep.plan)}",
+    )
+
+
+def _choose_by_law(
+    own: Sequence[Measured],
+    law: Law | None,
+    law_within: Law | None,
+    tokens: int,
+    size: float | None,
+) -> Choice:
+    """Choose by how the best batch size grows, or the largest one within the tolerance."""
+    batch_size, reasons = _batch_size(own, law, law_within, tokens, size)
+    choice = Choice(batch_size=batch_size)
+    if batch_size["value"] is not None:
+        rate, problems = _learning_rate(own, tokens, batch_size["value"])
+        reasons = reasons + problems
+        largest = max(own, key=lambda each: each.budget.tokens)
+        decay, beta2 = _rules_of_policy(largest, batch_size["value"])
+        choice = replace(choice, learning_rate=rate, weight_decay=decay, beta2=beta2)
+    if any(each.budget.answer.provisional for each in own):
+        reasons.append("The answer at some budget is provisional.")
+    if any(each.budget.epochs is None for each in own):
+        reasons.append("How often the data are repeated is not known at some budget.")
+    return replace(choice, reasons=reasons)
+
+
 def _batch_size(
     own: Sequence[Measured],
     law: Law | None,
@@ -396,11 +487,15 @@ def _batch_size(
     largest = max(own, key=lambda each: each.budget.tokens).budget.best
     reasons = []
     within = None
+    for_whole = None
     if largest.value is None:
         reasons.append("The range is not known, because the largest budget has none.")
     else:
         ends = [end / largest.value for end in largest.range_within_tolerance]
         within = tuple(max(unit, best.value * share) for share in ends)
+        low, high = best.high * ends[0], best.low * ends[1]
+        if low <= high:
+            for_whole = max(unit, low), max(unit, high)
         if any(largest.is_range_open):
             reasons.append(
                 "The range may be wider: at the largest budget it ends with the batch sizes tried."
@@ -409,6 +504,7 @@ def _batch_size(
         "value": max(unit, best.value),
         "interval": (max(unit, best.low), max(unit, best.high)),
         "range_within_tolerance": within,
+        "range_for_whole_interval": for_whole,
     }
     return batch_size, reasons
 
@@ -605,6 +701,24 @@ def _next_budget(sweep: Sweep, tokens: int) -> tuple[str | None, float | None, l
     return command, seconds if seconds > 0 else None, []
 
 
+def _next_trials(budgets: Sequence[Measured]) -> tuple[str | None, float | None]:
+    """Return the cheapest command that narrows the answer of a budget, and its least time."""
+    answers = []
+    for path in dict.fromkeys(each.sweep.path for each in budgets):
+        tokens = {each.budget.tokens for each in budgets if each.sweep.path == path}
+        # as the sweep's own command asks: fewest tokens, or soonest
+        answers += [each.answer for each in load_sweep(path).budgets if each.tokens in tokens]
+    known = [answer for answer in answers if answer.settle is not None]
+
+    def seconds_of(answer: Answer) -> float:
+        return math.inf if answer.settle_seconds is None else answer.settle_seconds
+
+    if not known:
+        return None, None
+    cheapest = min(known, key=seconds_of)
+    return cheapest.settle, cheapest.settle_seconds
+
+
 def _next_model(
     measured: Sequence[Measured], size: float | None
 ) -> tuple[str | None, float | None, list[str]]:
@@ -615,7 +729,12 @@ def _next_model(
         sweep = load_sweep(largest.sweep.path)
         command = command_for_model(sweep, SAME_SIZE * largest.parameters)
     if command is not None:
-        return command, None, []
+        times = [each.trials["seconds_total"].sum() for each in largest.sweep.by_budget]
+        reason = (
+            f"The trials of {largest.sweep.path} took {format_seconds(float(sum(times)))}; those "
+            "of a larger model take longer. `sweep plan` estimates them."
+        )
+        return command, None, [reason]
     return None, None, ["Sweep further model sizes at the same budgets, and name all folders."]
 
 
@@ -631,6 +750,7 @@ def suggest(params: float, tokens: int) -> Recommendation:
         adam_beta2=None,
         regret=NO_REGRET,
         cap=None,
+        at_budget=None,
         measured_up_to=None,
         recommended_there=None,
         factor_beyond=None,

@@ -12,6 +12,12 @@ from sweep.analysis.published_laws import Published
 from sweep.analysis.tables import Estimate
 from sweep.config.numbers import format_count, format_seconds
 
+# The first command of docs/larger-runs.md.
+TO_MEASURE = (
+    "To measure how the best batch size grows: sweep run --model small --data FOLDER --budget "
+    "1M,4M,16M,64M --batches auto --lr tuned --seeds auto --out results/mine"
+)
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -19,10 +25,13 @@ class Recommendation:
 
     tokens: int
     params: float | None
+    at_budget: str | None  # why, and the range, if this budget was measured
     # exponent and interval, null without a law, those of the largest batch size within the
     # tolerance, which counts without it, and points
     law: dict[str, Any]
-    batch_size_tokens: dict[str, Any]  # value, interval and range_within_tolerance
+    # value, interval, range_within_tolerance, and range_for_whole_interval: within the tolerance
+    # wherever in the interval the best one is, by the curve of the largest budget
+    batch_size_tokens: dict[str, Any]
     learning_rate: dict[str, Any]  # value and interval
     weight_decay: float | None
     adam_beta2: float | None
@@ -56,11 +65,13 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
         )
     rate = answer.learning_rate
     if rate["value"] is not None:
-        low, high = rate["interval"]
+        text = f"Learning rate there: {rate['value']:.2g}"
+        if rate["interval"] is not None:
+            low, high = rate["interval"]
+            text += f" (95 % interval {low:.2g} to {high:.2g})"
         lines.append(
-            f"Learning rate there: {rate['value']:.2g} (95 % interval {low:.2g} to {high:.2g}); "
-            f"weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.7g} by the rules "
-            "of the policy."
+            f"{text}; weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.7g} by the "
+            "rules of the policy."
         )
     if answer.cap is not None:
         lines.append(answer.cap)
@@ -99,15 +110,26 @@ def _describe_batch_size(answer: Recommendation) -> list[str]:
             f"{_batch_sizes(within, unit)}."
         ]
     start = "Provisionally, use" if answer.provisional else "Use"
-    lines = [
-        f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}. Its 95 % "
-        f"interval: {_batch_sizes(size['interval'], unit)}."
-    ]
+    text = f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}"
+    if answer.at_budget is not None:
+        return [f"{text}, which was measured: {answer.at_budget}"]
+    lines = [f"{text}. Its 95 % interval: {_batch_sizes(size['interval'], unit)}."]
     if within is not None:
         lines.append(
             f"Within the tolerance, if this is the best one: {_batch_sizes(within, unit)}."
         )
+        lines.append(_describe_whole_interval(answer))
     return lines
+
+
+def _describe_whole_interval(answer: Recommendation) -> str:
+    """Write the range that the error of the best batch size leaves."""
+    anywhere = "wherever in its interval the best one is"
+    within = answer.batch_size_tokens["range_for_whole_interval"]
+    if within is None:
+        return f"No batch size is within the tolerance {anywhere}."
+    sizes = _batch_sizes(within, answer.tokens_per_sequence)
+    return f"Within the tolerance, {anywhere}: {sizes}."
 
 
 def _describe_exponents(law: Mapping[str, Any]) -> list[str]:
@@ -171,7 +193,7 @@ def describe_suggestion(answer: Recommendation) -> list[str]:
             f"`--tune-centre {middle:.2g}` begins a search of the rates there. Its grid still has "
             "to bracket the best one."
         )
-    return [*lines, *answer.reasons, "To measure it, give `sweep run` several budgets."]
+    return [*lines, *answer.reasons, TO_MEASURE]
 
 
 def _batch_sizes(ends: Sequence[float], unit: int | None) -> str:

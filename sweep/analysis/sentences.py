@@ -41,11 +41,9 @@ def describe(answer: AnswerData) -> list[str]:
         for reason in each.reasons:
             lines.append(f"{start}{each.with_optimizer}: {reason}")
             start = "Also"
-    validity = f"This holds for {answer.scope}"
-    if not answer.has_budgets:
-        validity += f" {LONGER}"
-        if answer.settle_longer is None:
-            validity += " Sweeps of several budgets, each several times the one before, measure it."
+    validity = f"This holds for {answer.scope} {LONGER}"
+    if answer.settle_longer is None and not answer.has_budgets:
+        validity += " Sweeps of several budgets, each several times the one before, measure it."
     lines.append(validity)
     return lines
 

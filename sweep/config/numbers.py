@@ -30,12 +30,14 @@ BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # by unit
 
 
-def parse_count(text: str | int | float, subject: str = "number", least: int = 1) -> int:
-    """Read a whole number of at least `least`: `327.68M`, `3.2768e8`, `1000`."""
+def parse_count(
+    text: str | int | float, subject: str = "number", least: int = 1, unit: int = 1
+) -> int:
+    """Read a whole number of at least `least`: `327.68M`, `3.2768e8`, `1000`; times a unit."""
     written = str(text).strip().replace("_", "")
     suffix = next((suffix for suffix in SUFFIXES if written.endswith(suffix)), "")
     try:
-        value = Decimal(written.removesuffix(suffix)) * SUFFIXES.get(suffix, 1)
+        value = Decimal(written.removesuffix(suffix)) * SUFFIXES.get(suffix, 1) * unit
         is_whole = value >= least and value == value.to_integral_value()
     except ArithmeticError:  # InvalidOperation, Overflow
         is_whole = False
@@ -160,7 +162,8 @@ def batches_in_sequences(text: Any, tokens_per_sequence: int) -> Any:
                 f"batches must count examples, because these have no tokens, got {item}. Leave tok "
                 "out."
             )
-        tokens = parse_count(match[1], "batches: each number of tokens") * BINARY[match[2]]
+        subject = "batches: each number of tokens"
+        tokens = parse_count(match[1], subject, unit=BINARY[match[2]])
         if tokens % tokens_per_sequence:
             nearest = nearest_multiples(tokens, tokens_per_sequence, "tok")
             raise SweepError(

@@ -5,8 +5,10 @@ import random
 from dataclasses import replace
 
 import pytest
+from scipy.optimize import brentq
 
 from sweep.analysis.budget_laws import describe_best, describe_growth, growth_of
+from sweep.analysis.budgets import with_worth
 from sweep.analysis.recommend import recommend, suggest
 from sweep.analysis.recommendation import describe_recommendation, describe_suggestion
 from sweep.analysis.results import load_sweep
@@ -21,7 +23,9 @@ SEQUENCE = 64  # tokens
 BUDGETS = (10_000, 40_000, 160_000, 640_000)  # in sequences
 
 
-def write_budget(path, sequences, sizes=None, noise=0.003, seeds=5, loss=loss_at, **model):
+def write_budget(
+    path, sequences, sizes=None, noise=0.003, seeds=5, loss=loss_at, lr="tuned", **model
+):
     """Write a sweep of one budget, best at the batch size of the synthetic training."""
     if sizes is None:
         centre = round(math.log2(best_at(sequences)))
@@ -36,7 +40,7 @@ def write_budget(path, sequences, sizes=None, noise=0.003, seeds=5, loss=loss_at
 
     settings = {"batches": ",".join(map(str, sizes)), "budget": sequences * SEQUENCE}
     settings["vocabulary"] = 256 + model.get("parameters", 0) // 100_000  # part of a trial's id
-    write_fake_sweep(path, lrs=("tuned",), seeds=seeds, change=change, **settings)
+    write_fake_sweep(path, lrs=(lr,), seeds=seeds, change=change, **settings)
     document = read_json(path / "plan.json")
     plan = parse_plan(document, "the plan")
     counts = {"parameters": 200_000, "embedding_parameters": 50_000, **model}
@@ -286,14 +290,82 @@ def test_another_model_s_budget_validates_nothing(folders, tmp_path):
     [
         ({"data": {"name": "other"}}, "the same data"),
         ({"tokens_per_sequence": 128}, "the same tokens per sequence"),
+        ({"optimizer": {"weight_decay": 0.2}}, "the same optimizer"),
+        ({"schedule": {"name": "constant"}}, "the same schedule"),
     ],
 )
 def test_sweeps_that_no_law_may_combine_are_refused(folders, tmp_path, change, problem):
     path = write_budget(tmp_path / "other", 2_560_000)
-    plan = parse_plan(read_json(path / "plan.json"), "the plan").model_copy(update=change)
+    plan = parse_plan(read_json(path / "plan.json"), "the plan")
+    of_settings = {
+        name: getattr(plan.settings, name).model_copy(update=values)
+        for name, values in change.items()
+        if name in ("optimizer", "schedule")
+    }
+    if of_settings:
+        change = {"settings": plan.settings.model_copy(update=of_settings)}
+    plan = plan.model_copy(update=change)
     write_json(path / "plan.json", plan.model_dump(mode="json"))
     with pytest.raises(SweepError, match=problem):
         recommend([*folders, path], 10**9)
+
+
+def test_sweeps_with_different_policies_are_refused(folders, tmp_path):
+    path = write_budget(tmp_path / "other", 2_560_000, lr="1e-3")
+    with pytest.raises(SweepError, match="the same policy, got 'tuned'"):
+        recommend([*folders, path], 10**9)
+
+
+@pytest.mark.parametrize("gap", [0.002, 0.01, 0.03, 0.1])
+def test_without_noise_a_gap_is_worth_what_it_is(folders, gap):
+    budgets = []
+    for sequences, folder in zip(BUDGETS, folders, strict=True):
+        budget = load_sweep(folder).budgets[0]
+        rows = [replace(row, gap_to_best=(gap, gap)) for row in budget.answer.batch_sizes]
+        answer = replace(budget.answer, batch_sizes=rows)
+        loss = loss_at(sequences, best_at(sequences))
+        budgets.append(replace(budget, loss=loss, loss_error=0.0, answer=answer))
+    for index, sequences in enumerate(BUDGETS):
+        if index < 2:
+            continue
+
+        def excess(at, least=budgets[index].loss):
+            return loss_at(at, best_at(at)) - least - gap
+
+        share = 1 - brentq(excess, BUDGETS[0], sequences) / sequences
+        least, most = with_worth(budgets, index).batch_sizes[0].worth_in_tokens
+        assert least < share < most < least + 0.1
+
+
+def test_a_measured_budget_has_its_own_answer(folders):
+    for sequences, folder in zip(BUDGETS, folders, strict=True):
+        own = load_sweep(folder).answer()
+        answer = recommend(folders, round(1.01 * sequences * SEQUENCE))
+        assert answer.batch_size_tokens["value"] == own.recommended * SEQUENCE
+        assert answer.learning_rate["value"] == own[own.recommended].best_learning_rate
+        assert answer.reasons == own.reasons and answer.provisional == own.provisional
+        assert "which was measured: " in describe_recommendation(answer)[0]
+    assert recommend(folders, 2 * BUDGETS[1] * SEQUENCE).at_budget is None
+
+
+def test_the_range_for_the_whole_interval_is_within_that_for_the_estimate(folders):
+    near = recommend(folders, 2 * BUDGETS[-1] * SEQUENCE)
+    low, high = near.batch_size_tokens["range_within_tolerance"]
+    start, end = near.batch_size_tokens["range_for_whole_interval"]
+    assert low < start < end < high
+    far = recommend(folders, 90 * BUDGETS[-1] * SEQUENCE)
+    assert far.batch_size_tokens["range_for_whole_interval"] is None
+    assert any(line.startswith("No batch size is within") for line in describe_recommendation(far))
+
+
+def test_without_a_further_budget_the_next_command_adds_trials(tmp_path):
+    paths = [
+        with_epochs(write_budget(tmp_path / f"s{n}", n, noise=0.03, seeds=3), 3.9)
+        for n in BUDGETS[:3]
+    ]
+    answer = recommend(paths, 4 * BUDGETS[2] * SEQUENCE)
+    assert any("repeat the data over 4 times" in reason for reason in answer.reasons)
+    assert "--seeds auto" in answer.settle and answer.settle_seconds > 0
 
 
 def with_epochs(path, epochs):
@@ -356,5 +428,5 @@ def test_a_suggestion_says_where_a_search_of_the_rates_can_begin():
     lines = describe_suggestion(suggest(350e6, 7_000_000_000))
     assert any("--tune-centre 0.0014" in line for line in lines)
     assert "The best batch sizes differ by a factor of 2.2." in lines
-    assert lines[-1] == "To measure it, give `sweep run` several budgets."
+    assert "sweep run --model small --data FOLDER --budget 1M,4M,16M,64M" in lines[-1]
     assert not any("--tune-centre" in line for line in describe_suggestion(suggest(1e6, 7_000_000)))
