@@ -279,6 +279,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
 
     measured = _measured_column(texts, metric)
     remarks = _remarks(headers, measured)
+    if "hours" in headers and not is_own:
+        remarks.append(f"Times are those of the column {short_text(headers['hours'].title)}")
     if cells.has_semicolons:
         remarks += _remark_on_commas(texts, measured)
     if measured and not _has_readable_loss(rows[measured], texts[measured]):

@@ -86,7 +86,9 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
     rows = answer.batch_sizes
     is_tuned = any(row.regret_interval for row in rows)
     lines = [f"{answer.headline} {answer.clipping}".rstrip()]
-    if not is_tuned:
+    if is_tuned:
+        lines += _describe_rate(answer)
+    else:
         lines.insert(0, _describe_losses(answer))
     if any(row.gap_to_best != (None, None) for row in rows):
         lines += _describe_gaps(answer, is_tuned)
@@ -98,6 +100,18 @@ def _describe_sizes(answer: AnswerData) -> list[str]:
             "device or with other settings."
         )
     return lines
+
+
+def _describe_rate(answer: AnswerData) -> list[str]:
+    """Write the best learning rate of the recommended batch size; no sentence if it is unknown."""
+    row = answer[answer.recommended]
+    if row.best_learning_rate is None:
+        return []
+    text = f"The best rate at batch size {row.batch_size} is {row.best_learning_rate:.2g}"
+    if row.learning_rate_interval is None:
+        return [f"{text}."]
+    low, high = row.learning_rate_interval
+    return [f"{text} (95 % interval {low:.2g} to {high:.2g})."]
 
 
 def _describe_gaps(answer: AnswerData, is_tuned: bool) -> list[str]:

@@ -19,6 +19,13 @@ from sweep.analysis.budgets import BudgetAnswer, answer_document
 from sweep.analysis.cells import LOSSES, STATES, STEPS, direction_of_header, short_text
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
+from sweep.analysis.searches import (
+    SearchSeed,
+    is_search,
+    seed_of_search,
+    with_best_as_final,
+    with_search_of_seed,
+)
 from sweep.analysis.sentences import describe, nothing_compared
 from sweep.analysis.steps_answer import METRICS, StepsAnswer, answer_steps
 from sweep.analysis.tables import read_execution
@@ -42,6 +49,10 @@ EQUAL_WARMUP = 1.1  # ratio up to which warmups are the same share of equal toke
 LOSS_WORD = re.compile(r"(?<![a-z])loss(es)?(?![a-z])", re.IGNORECASE)
 BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 OTHER_BUDGET = 1.5  # ratio of tokens above which one batch size was trained with several budgets
+EQUAL_RATES = (
+    "learning_rate must be equal in the seeds of a batch size, or some seed must have several "
+    "rates at each batch size, or stage tune must mark a search"
+)
 # What a table without such a column is taken to say, with the words of the answer's scope.
 DEFAULTS = {
     "stage": ("final", "all rows are final trials"),
@@ -100,7 +111,7 @@ def parse_answer_settings(
 def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Answer | None:
     tolerance = settings.tolerance
     trials = _trials_of(table)
-    has_grids = _has_grids(trials)
+    has_grids = is_search(trials)
     metric = table.metric
     units = trials["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS.name else ""
@@ -115,8 +126,12 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
     if compared.name != LOSS.name or unit == REWARD.unit:
         trials = trials.assign(valid_slope=math.nan)  # it may be that of another metric
 
+    search_seed = None
+    seed = None if has_grids else seed_of_search(trials)
     if has_grids:
-        trials = _with_best_as_final(trials, compared)
+        trials = with_best_as_final(trials, compared)
+    elif seed is not None:
+        trials, search_seed = with_search_of_seed(trials, seed, compared)
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     rows = trials.reindex(columns=list(columns))
     result = leading(judge_trials(rows, compared, settings=settings, has_grids=has_grids))
@@ -124,7 +139,7 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
         return None
     answered = result.answer
 
-    assumed = _assumptions(table, has_grids)
+    assumed = _assumptions(table, has_grids, search_seed)
     if assumed:
         answered = replace(answered, scope=f"{answered.scope} {assumed}")
     size = f"The tolerance of {compared.tolerance:g}"
@@ -201,7 +216,8 @@ def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame
     keys = ["stage", "label", "batch_size"]
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
     needs_rates = "learning_rate" in required
-    has_grids = needs_rates and _has_grids(trials)
+    has_grids = needs_rates and is_search(trials)
+    has_seeds = needs_rates and not has_grids and seed_of_search(trials) is not None
     rules = {
         "stage must be final or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
@@ -211,11 +227,9 @@ def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame
         "learning_rate must be a positive number": (not needs_rates or trials["learning_rate"] > 0),
         "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
         "execution must be a JSON object or empty": trials["execution"].map(read_execution).notna(),
-        "learning_rate must be equal in the seeds of a batch size (stage tune marks a search)": (
-            has_grids | is_tuning | (rate_counts <= 1)
-        ),
+        EQUAL_RATES: has_grids | has_seeds | is_tuning | (rate_counts <= 1),
         "seed must differ between final trials of one policy and batch size": (
-            has_grids | is_tuning | ~trials.duplicated([*keys, "seed"])
+            has_grids | has_seeds | is_tuning | ~trials.duplicated([*keys, "seed"])
         ),
         "loss_unit must be the same in all rows": trials["loss_unit"].nunique() <= 1,
         "tokens_per_sequence must be the same in all rows": (
@@ -308,28 +322,6 @@ def _differs(table: Table, name: str) -> bool:
     return bool((of_size.max() > OTHER_BUDGET * of_size.min()).any())
 
 
-def _has_grids(trials: pd.DataFrame) -> bool:
-    """Return True if no trial is marked as tuning, and each rate of a batch size was tried once."""
-    labelled = trials.assign(label=tables.policy_labels)  # which tells fixed rates apart
-    arms = ["label", "batch_size"]
-    if (labelled["stage"] == "tune").any() or labelled.duplicated([*arms, "learning_rate"]).any():
-        return False
-    return bool((labelled.groupby(arms)["learning_rate"].nunique() > 1).any())
-
-
-def _with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
-    """Return the trials of grids of rates as a search, and the best of each batch size as final.
-
-    A seed of its own at each rate, or another weight decay, makes noise as anything else does.
-    """
-    trials = trials.assign(seed="0", weight_decay=math.nan, adam_beta2=math.nan)
-    is_ascending = objective.direction == "minimize"
-    ranked = trials.sort_values(objective.name, ascending=is_ascending, kind="stable")
-    is_later = ranked.assign(label=tables.policy_labels).duplicated(["label", "batch_size"])
-    best = ranked[~is_later].assign(stage="final")
-    return pd.concat([trials.assign(stage="tune"), best], ignore_index=True)
-
-
 def _has_repetitions(table: Table) -> bool:
     """Return True if a batch size has several rows in which nothing differs but the result."""
     keys = ("stage", "policy", "optimizer", "batch_size", "learning_rate")
@@ -344,11 +336,14 @@ def _defaults_of(table: Table) -> list[str]:
     return [name for name in DEFAULTS if name not in present]
 
 
-def _assumptions(table: Table, has_grids: bool) -> str:
+def _assumptions(table: Table, has_grids: bool, search_seed: SearchSeed | None) -> str:
     """Write what a table without some columns is taken to say; "" if it has all."""
     words = {name: DEFAULTS[name][1] for name in _defaults_of(table)}
     if has_grids:
         words["stage"] = "the rows of a batch size are a search of its rate"
+    elif search_seed is not None:
+        words["stage"] = search_seed.describe()
+    if has_grids or search_seed is not None:
         words.pop("policy", None)
     assumed = [*words.values()]
     if "seed" not in table.titles:
@@ -492,8 +487,12 @@ def notes_of_parts(answers: Mapping[str, TableAnswer]) -> list[str]:
             notes.setdefault(note, []).append(label)
     lines = []
     for note, labels in notes.items():
-        is_common = len(labels) == len(answers)
-        lines += [note] if is_common else [f"{label}: {note}" for label in labels]
+        if len(answers) == 1:
+            lines.append(note)
+        elif len(labels) == len(answers):
+            lines.append(f"Each part: {note}")
+        else:
+            lines += [f"{label}: {note}" for label in labels]
     return lines
 
 

@@ -36,9 +36,11 @@ def find_file(path: Path) -> Path:
         for pattern in ("*.csv", "*.tsv", "*.md"):
             files += sorted(path.glob(pattern))
         path = next((file for file in files if file.is_file()), path)
+    if not path.exists():
+        raise SweepError(f"{path} must exist. Name a .csv, .tsv or .md file, or a folder with one.")
     if not path.is_file():
         raise SweepError(
-            f"{path} must be a .csv or .md file, or a folder that holds one. "
+            f"{path} must be a .csv, .tsv or .md file, or a folder that holds one. "
             "`sweep report DIR` writes the trials.csv of a sweep."
         )
     refuse_large(path)

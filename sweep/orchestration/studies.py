@@ -1,15 +1,19 @@
 """Read a study of Optuna that another program made: `sweep answer optuna:STORAGE/STUDY`."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from sweep.errors import SweepError, describe_error, without_secrets
-from sweep.tracking.addresses import require_present, split_address
+from sweep.errors import SweepError, describe_error, list_some, without_secrets
+from sweep.tracking.addresses import require_present, split_address, sqlite_address
 
 EXAMPLE = "optuna:sqlite:///study.db/NAME"
+SQLITE = b"SQLite format 3"  # with which such a file begins
 
 
 def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
@@ -17,30 +21,33 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
 
     Args:
         address: a storage and the name of a study, as sqlite:///study.db/NAME, or the file of a
-            journal and a name.
+            database or a journal and a name. The only study of a file needs no name.
 
     Raises:
         SweepError: if there is no such study, or it has several objectives.
     """
     place, name = split_address(address)
-    if not place or not name:
+    if not place:
         raise SweepError(f"a study must be named by storage and name, got {address!r}. {EXAMPLE}")
     require_present(place)
+    if "://" not in place and _is_sqlite(Path(place)):
+        place = sqlite_address(Path(place))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        storage: Any
-        if "://" in place:
-            storage = RDBStorage(place, skip_table_creation=True)
-        else:
-            storage = JournalStorage(JournalFileBackend(place))
+    with _reading(place, name):
+        storage = _open(place)
+        names = optuna.get_all_study_names(storage)
+    if not name and len(names) == 1:
+        name = names[0]
+    if name not in names:
+        known = list_some(sorted(names)) if names else "none"
+        raise SweepError(
+            f"{without_secrets(place)} must hold the study {name!r}; its studies: {known}. Name "
+            f"storage and study: {EXAMPLE}."
+        )
+    with _reading(place, name):
         study = optuna.load_study(study_name=name, storage=storage)
         directions = study.directions
         trials = study.get_trials(deepcopy=False)
-    except Exception as error:  # databases have errors of their own
-        raise SweepError(
-            f"{without_secrets(place)} must hold the study {name!r} ({describe_error(error)}). "
-            f"Name storage and study: {EXAMPLE}."
-        ) from error
     if len(directions) != 1:
         raise SweepError(f"a study must have one objective, got {len(directions)} in {name!r}.")
 
@@ -56,3 +63,27 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
         row |= {f"user_attrs_{key}": value for key, value in trial.user_attrs.items()}
         rows.append(row)
     return rows, directions[0].name.lower()
+
+
+def _open(place: str) -> RDBStorage | JournalStorage:
+    """Open a storage without changing it."""
+    if "://" in place:
+        return RDBStorage(place, skip_table_creation=True)
+    return JournalStorage(JournalFileBackend(place))
+
+
+@contextlib.contextmanager
+def _reading(place: str, name: str) -> Iterator[None]:
+    """Name storage and study in any error."""
+    try:
+        yield
+    except Exception as error:  # databases have errors of their own
+        raise SweepError(
+            f"{without_secrets(place)} must hold the study {name!r} ({describe_error(error)}). "
+            f"Name storage and study: {EXAMPLE}."
+        ) from error
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(SQLITE)) == SQLITE

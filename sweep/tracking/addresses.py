@@ -46,6 +46,8 @@ def split_address(address: str) -> tuple[str, str]:
 
     Either is "" if it is missing.
     """
+    if Path(address.removeprefix("sqlite:///")).is_file():
+        return address, ""
     parts = address.split("/")
     for count in range(len(parts) - 1, 0, -1):
         store = "/".join(parts[:count])

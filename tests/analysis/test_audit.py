@@ -510,9 +510,10 @@ def test_a_file_without_a_table_is_refused_in_one_sentence(tmp_path, name, conte
 
 
 def test_a_missing_table_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "missing.csv"):
-        with pytest.raises(SweepError, match=r"must be a \.csv or \.md file"):
-            audit(path)
+    with pytest.raises(SweepError, match=r"must be a \.csv, \.tsv or \.md file"):
+        audit(tmp_path)
+    with pytest.raises(SweepError, match=r"missing\.csv must exist"):
+        audit(tmp_path / "missing.csv")
 
 
 @settings(deadline=None, max_examples=25)

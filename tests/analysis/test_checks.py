@@ -156,8 +156,8 @@ def fails_at_high_rates(cause, at_batch_size=None):
 BLOCKED = [
     ({"lrs": ("1e-3",)}, {"fixed_learning_rate"}, "--lr tuned"),
     ({"lrs": ("sqrt",)}, {"fixed_learning_rate"}, "--lr tuned"),
-    ({"seeds": 2}, {"single_seed"}, "--seeds 3"),
-    ({"seeds": 1}, {"single_seed"}, "--seeds 3"),
+    ({"seeds": 2}, {"single_seed"}, "at least 3 seeds"),
+    ({"seeds": 1}, {"single_seed"}, "at least 3 seeds"),
     (fails_at_high_rates("WAITING", 64), {"learning_rate_at_edge"}, "centre"),
     (fails_at_high_rates("PRUNED"), {"learning_rate_at_edge"}, "centre"),
     (fails_at_high_rates("error"), {"learning_rate_at_edge", "tuning_incomplete"}, "centre"),

@@ -5,6 +5,7 @@ import math
 import random
 
 import optuna
+import pandas as pd
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -70,6 +71,67 @@ def test_a_study_in_a_journal_is_read(call, tmp_path):
     write_study(JournalStorage(JournalFileBackend(str(path))))
     code, text = call("answer", f"optuna:{path}/mine", "--json")
     assert code == 0 and json.loads(text)["recommended"] == 32
+
+
+@pytest.mark.parametrize("form", ["sqlite:///{}", "{}", "{}/mine"])
+def test_the_only_study_of_a_file_needs_no_name_and_its_file_no_scheme(call, study, form):
+    path = study.removeprefix("sqlite:///")
+    code, text = call("answer", f"optuna:{form.format(path)}", "--json")
+    assert code == 0 and json.loads(text)["recommended"] == 32
+
+
+def test_a_study_that_is_not_there_is_refused_with_those_that_are(refuse, study):
+    optuna.create_study(study_name="other", storage=study)
+    assert "its studies: mine, other" in refuse("answer", f"optuna:{study}/none")
+    assert "its studies: mine, other" in refuse("answer", f"optuna:{study}")
+
+
+def grid_of_seeds(seeds=4):
+    rows = []
+    for size in (8, 16, 32, 64):
+        for rate in (1e-3, 2e-3, 4e-3, 8e-3):
+            for seed in range(seeds):
+                x = math.log(rate / (2.5e-3 * math.sqrt(size / 16)))
+                draw = random.Random(f"{size} {rate} {seed}").gauss(0, 0.002)
+                loss = 2 + 0.02 * abs(math.log2(size / 16)) + 0.1 * x**2 + draw
+                rows.append((size, rate, seed, loss))
+    return pd.DataFrame(rows, columns=["batch_size", "learning_rate", "seed", "val_loss"])
+
+
+def test_a_grid_of_rates_and_seeds_has_the_answer_of_one_seed_that_searches(tmp_path):
+    table = grid_of_seeds()
+    search = table[table["seed"] == 0]
+    best = search.loc[search.groupby("batch_size")["val_loss"].idxmin()]
+    keys = ["batch_size", "learning_rate"]
+    others = table[table["seed"] != 0].merge(best[keys], on=keys)
+    marked = pd.concat([search.assign(stage="tune"), others.assign(stage="final")])
+    answer, same = sweep.answer(table), sweep.answer(marked.assign(policy="tuned"))
+    assert answer.recommended == 16
+    for row, expected in zip(answer.batch_sizes, same.batch_sizes, strict=True):
+        assert (row.mean, row.seeds, row.gap_to_best) == (
+            expected.mean,
+            3,
+            expected.gap_to_best,
+        )
+    assert "seed 0 are a search" in answer.scope and "36 rows at other rates" in answer.scope
+
+
+def test_seeds_without_a_common_search_are_refused():
+    table = grid_of_seeds()
+    is_odd = (table["seed"] == 0) != (table["batch_size"] == 8)  # no seed has all batch sizes
+    with pytest.raises(SweepError, match="some seed must have several rates"):
+        sweep.answer(table[is_odd | ((table["seed"] > 1) & (table["learning_rate"] == 1e-3))])
+
+
+def test_parts_of_a_table_count_their_rows_each(call, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(TABLE)
+    call("answer", path, "--by", "model")
+    assert "Each part: Rows: 4 with a result" in call.stderr
+
+
+def test_a_file_that_does_not_exist_is_named_so(refuse, tmp_path):
+    assert "none.csv must exist" in refuse("answer", tmp_path / "none.csv")
 
 
 def test_runs_of_mlflow_are_answered(call, tmp_path):
@@ -212,11 +274,11 @@ def test_a_grid_whose_curves_leave_no_residuals_decides_nothing(call, tmp_path):
     assert "so the noise is not known" in " ".join(answer["reasons"])
 
 
-def test_a_grid_with_several_seeds_must_mark_its_search(refuse, tmp_path):
+def test_a_grid_whose_rows_repeat_is_refused(refuse, tmp_path):
     path = tmp_path.parent / "t.csv"
-    rows = [f"{b},{r},{seed},{y + seed / 1000}" for b, r, y in grid_rows() for seed in range(3)]
+    rows = [f"{b},{r},0,{y + again / 1000}" for b, r, y in grid_rows() for again in range(3)]
     path.write_text("\n".join(["batch_size,lr,seed,val_loss", *rows]))
-    assert "stage tune marks a search" in refuse("answer", path)
+    assert "each row must be a trial" in refuse("answer", path)
 
 
 def test_the_columns_of_step_law_are_answered_by_model_and_budget(call, tmp_path):

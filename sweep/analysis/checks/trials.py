@@ -303,7 +303,7 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotAp
 @check(
     needs=("seeds",),
     condition="Every batch size has at least three seeds, with different results.",
-    remedy="Train at least 3 seeds at each batch size (--seeds 3; 5 recommended), each to its end.",
+    remedy="Train at least 3 seeds at each batch size, better 5, each to its end.",
     blocks_claims=True,
 )
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict | NotApplicable:
@@ -536,7 +536,7 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 @check(
     needs=("cause",),
     condition="No final trial diverged.",
-    remedy="Use a lower rate (--lr), a longer warmup or a lower clip.",
+    remedy="Use a lower rate, a longer warmup or a lower clip.",
     blocks_claims=True,
 )
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:

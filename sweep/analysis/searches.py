@@ -1,0 +1,114 @@
+"""Which rows of a table without stages are a search of the rates, and which count as its results.
+
+With one training of each rate, all rows are the search. With a grid of rates and seeds, one seed is
+the search, and the others count at the rate that it chose, as in a sweep: losses of seeds that
+choose the rate would be too low.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sweep.analysis import tables
+from sweep.config.objective import Objective
+from sweep.trial.status import State
+
+ARM = ("label", "batch_size")
+LEAST_RATES = 2  # of a batch size in a search
+LEAST_SEEDS = 2  # of a table, one of which is the search
+
+
+@dataclass(frozen=True)
+class SearchSeed:
+    """The seed of a table that is a search of the rates."""
+
+    seed: str
+    unused: int  # rows of other seeds, at other rates than those that it chose
+
+    def describe(self) -> str:
+        text = (
+            f"the rows of seed {self.seed} are a search of the rates, and the other seeds count at "
+            "the rates that it chose"
+        )
+        if self.unused:
+            text += f" ({self.unused} rows at other rates do not count)"
+        return text
+
+
+def is_search(trials: pd.DataFrame) -> bool:
+    """Return True if no trial is marked as tuning, and each rate of a batch size was tried once."""
+    trials = _labelled(trials)
+    if _is_marked(trials) or trials.duplicated([*ARM, "learning_rate"]).any():
+        return False
+    return bool((_count_rates(trials) > 1).any())
+
+
+def seed_of_search(trials: pd.DataFrame) -> str | None:
+    """Return the seed of a grid of rates and seeds that is the search; None without such a grid.
+
+    It is the one with the most rows, and has several rates at each batch size.
+    """
+    trials = _labelled(trials)
+    known = trials["seed"].dropna()
+    if _is_marked(trials) or known.nunique() < LEAST_SEEDS or len(known) < len(trials):
+        return None
+    if trials.duplicated([*ARM, "learning_rate", "seed"]).any():
+        return None
+    if not (_count_rates(trials) > 1).any():
+        return None
+    arms = trials[[*ARM]].drop_duplicates()
+    counts = known.value_counts(sort=False)
+    for seed in counts.sort_values(ascending=False, kind="stable").index:
+        rates = _count_rates(trials[trials["seed"] == seed])
+        if len(rates) == len(arms) and (rates >= LEAST_RATES).all():
+            return str(seed)
+    return None
+
+
+def with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
+    """Return the trials of grids of rates as a search, and the best of each batch size as final.
+
+    A seed of its own at each rate, or another weight decay, makes noise as anything else does.
+    """
+    trials = trials.assign(seed="0", weight_decay=math.nan, adam_beta2=math.nan)
+    best = _best_of(trials, objective).assign(stage="final")
+    return pd.concat([trials.assign(stage="tune"), best], ignore_index=True)
+
+
+def with_search_of_seed(
+    trials: pd.DataFrame, seed: str, objective: Objective
+) -> tuple[pd.DataFrame, SearchSeed]:
+    """Return the trials of one seed as a search, and those of the others at its rates as final."""
+    is_of_search = trials["seed"] == seed
+    search = trials[is_of_search]
+    others = trials[~is_of_search]
+    best = _labelled(_best_of(search, objective))
+    keys = [*ARM, "learning_rate"]
+    chosen = pd.MultiIndex.from_frame(best[keys])
+    is_chosen = pd.MultiIndex.from_frame(_labelled(others)[keys]).isin(chosen)
+    parts = [search.assign(stage="tune"), others[is_chosen].assign(stage="final")]
+    return pd.concat(parts, ignore_index=True), SearchSeed(seed, int((~is_chosen).sum()))
+
+
+def _labelled(trials: pd.DataFrame) -> pd.DataFrame:
+    return trials.assign(label=tables.policy_labels)  # which tells fixed rates apart
+
+
+def _is_marked(trials: pd.DataFrame) -> bool:
+    return bool((trials["stage"] == "tune").any())
+
+
+def _count_rates(trials: pd.DataFrame) -> pd.Series:
+    keys: Sequence[str] = ARM
+    return trials.groupby([*keys])["learning_rate"].nunique()
+
+
+def _best_of(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
+    """Return the trial with the best value of each batch size, complete ones first."""
+    is_ascending = objective.direction == "minimize"
+    values = trials[objective.name].where(trials["state"] == str(State.COMPLETE))
+    ranked = trials.loc[values.sort_values(ascending=is_ascending, kind="stable").index]
+    is_later = _labelled(ranked).duplicated([*ARM])
+    return ranked[~is_later]
