@@ -224,7 +224,7 @@ def command_for_longer(sweep: SweepTables) -> str | None:
         words = ("sweep", "recommend", search.folder_to_name(), "--tokens", tokens_beyond)
         return shlex.join(words)
 
-    changes: dict[str, Any] = {"lr": search.lr, "seeds": "auto"}
+    changes: dict[str, Any] = {"lr": search.lr, "seeds": "auto", **search.own_out()}
     tokens = plan.token_budget
     if tokens is None:  # a budget of time
         tokens = common_budget(

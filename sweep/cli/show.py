@@ -24,7 +24,7 @@ from sweep.errors import SweepError, printable
 from sweep.orchestration.planning import Planned, whole_plan
 from sweep.orchestration.progress import stage_of, state_of, time_text
 from sweep.orchestration.runner import rows_to_run
-from sweep.plan.course import EVALUATIONS, MOST_EPOCHS, repeats_too_often
+from sweep.plan.course import EVALUATIONS, MOST_EPOCHS, repeats_too_often, tokens_per_trial
 from sweep.plan.needs import settings_without_effect
 from sweep.plan.plan import Plan, PlannedTrial, stages_of
 from sweep.plan.policies import describe_policy
@@ -382,7 +382,7 @@ def _plan_notes(plan: Plan, to_run: Sequence[PlannedTrial]) -> dict[str, Any]:
         "Sizes": "; ".join(sizes),
         "Warmup": _shortened_warmup(plan),
         "Evaluations": _sparse_evaluations(plan),
-        "Microbatch": _undivided_batches(plan),
+        "Microbatch": about_microbatch(plan),
         "GPU": _about_gpu(plan.execution),
         "Memory": plan.execution.reason,
         "At once": _describe_sharing(plan),
@@ -501,8 +501,8 @@ def _describe_sharing(plan: Plan) -> str:
     return f"{trials} per device, {each}: {execution.at_once_reason}"
 
 
-def _undivided_batches(plan: Plan) -> str:
-    """Return which batch sizes are smaller than the microbatch that the user chose."""
+def about_microbatch(plan: Plan) -> str:
+    """Return which batch sizes are smaller than the microbatch that the user chose; "" if none."""
     chosen = plan.execution.microbatch
     if chosen is None:
         return ""
@@ -519,6 +519,11 @@ def _about_tokens(plan: Plan) -> str | None:
     if plan.awaits_times:
         return "fixed once steps are timed, by `sweep run` or --timing"
     tokens = {row.tokens for row in finals}
+    sizes = {row.batch_size for row in finals}
+    if plan.is_part and plan.token_budget is not None:  # that of other parts differ too
+        sizes = {*plan.settings.batches}
+        of_sizes, _ = tokens_per_trial(plan.token_budget, sizes, plan.tokens_per_sequence)
+        tokens = {*of_sizes.values()}
     if not plan.needs_common_tokens or len(tokens) < 2:
         return None
     if plan.can_compare(tokens):
@@ -526,7 +531,7 @@ def _about_tokens(plan: Plan) -> str | None:
         return f"they differ by {apart:.2g} % between batch sizes, which the intervals allow for"
     text = "they differ between batch sizes, because equal counts would lose over 1 % of the budget"
     try:
-        budget = common_tokens(plan, {row.batch_size for row in finals})["budget"]
+        budget = common_tokens(plan, sizes)["budget"]
     except SweepError as error:
         return f"{text}. No claim can be made. {error}"
     return f"{text}. No claim can be made; --budget {budget} makes them equal."

@@ -7,6 +7,9 @@ from sweep.config.numbers import parse_bytes
 from sweep.errors import SweepError, did_you_mean
 from sweep.resources import read_toml
 
+# A part of a GPU: a MIG instance, or a virtual GPU such as GRID A100D-10C.
+PART = re.compile(r"\b(MIG|GRID|vGPU)\b|-\d+[ABCQ]\b")
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -57,7 +60,12 @@ def find_gpu(name: str) -> Gpu:
 
 
 def gpu_of_device(name: str) -> Gpu | None:
-    """Return the kind of a device by the name that its driver gives; None if it is not known."""
+    """Return the kind of a device by the name that its driver gives.
+
+    None if it is not known, or a part of a GPU, which has less memory and a lower peak rate.
+    """
+    if PART.search(name):
+        return None
     for gpu in GPUS.values():
         if re.search(rf"\b({gpu.device})\b", name):
             return gpu

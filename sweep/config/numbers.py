@@ -23,6 +23,7 @@ EXAMPLES |= {"number of tokens": "64ktok or 64Kitok", "tokens": "1B", "params": 
 SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 # 24GB, 47.4GiB, 15.99 GiB, 81559MiB; 16Gi as in Kubernetes.
 SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kmgt]?b?|[kmgt]ib?)", re.IGNORECASE)
+LEAST_WITHOUT_UNIT = 2**16  # bytes: smaller numbers have lost their unit
 DECIMAL_SIZES = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 MOST = 10**18
 TOKENS = re.compile(r"(.+?)(Ki|Mi|Gi|)tok")  # a batch size in tokens: 64ktok, 64Kitok
@@ -54,7 +55,7 @@ def parse_bytes(text: str | int, subject: str = "memory") -> int:
     """Read a size in bytes, down to whole ones: GB is 10⁹ bytes and GiB 2³⁰.
 
     Raises:
-        SweepError: if it is not from 1 to 10¹⁸ bytes.
+        SweepError: if it is not from 1 to 10¹⁸ bytes, or a small number without a unit.
     """
     from pydantic import ByteSize, TypeAdapter  # which `sweep --help` does not import
 
@@ -67,6 +68,11 @@ def parse_bytes(text: str | int, subject: str = "memory") -> int:
         raise SweepError(
             f"{subject} must be a size of 1 to 1e18 bytes, got {text!r}. Write it such as 24GB "
             "(10⁹ bytes each) or 47.4GiB (2³⁰)."
+        )
+    if size < LEAST_WITHOUT_UNIT and str(text).strip().isdigit():
+        raise SweepError(
+            f"{subject} must have a unit, got {text!r}, which would be bytes. Write it such as "
+            f"{text}GB, or {text}B."
         )
     return size
 

@@ -21,6 +21,7 @@ from sweep.workloads.build import build_workload, count_flops
 
 STAGES = get_args(Execution.model_fields["zero"].annotation)
 CPU = torch.device("cpu")
+MOST_TOKENS = 2**22  # of a microbatch that is forecast in a search
 NEAR = 0.001  # share of the peak by which a forecast may miss a line
 
 
@@ -118,15 +119,26 @@ class Forecasts:
         cap: int | None = None,
         is_accumulated: bool = True,
     ) -> int:
-        """Return the largest microbatch that fits, accumulated or alone; or 0."""
+        """Return the largest microbatch that fits, accumulated or alone; or 0.
+
+        Sizes above `largest_forecast` are not tried.
+        """
 
         def needed_bytes(size: int) -> int:
             parts = config.parts_to_peak(size) if is_accumulated else 1
             return self.of(config.on_one_device(parts * size, size)).needed_bytes
 
-        if cap:
-            cap = max(cap, config.sequences_per_group)  # a microbatch may be a part of a group
+        if cap is None:
+            cap = largest_forecast(config)
+        cap = max(cap, config.sequences_per_group)  # a microbatch may be a part of a group
         return find_largest(needed_bytes, limit_bytes, config.sequences_per_group, cap).largest
+
+
+def largest_forecast(config: TrialConfig) -> int:
+    """Return the largest microbatch that a search forecasts: its time grows with the tokens."""
+    group = config.sequences_per_group
+    sequences = max(MOST_TOKENS // config.tokens_per_sequence, config.sequences_per_device)
+    return max(sequences // group, 1) * group
 
 
 def _key(config: TrialConfig) -> tuple[int, int, int, str]:

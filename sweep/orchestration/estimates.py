@@ -167,7 +167,7 @@ def _assumed_seconds(
     peak = gpu.peak_of(plan.settings.precision)
     flops = plan.model.flops_per_token
     if peak is None:
-        reason = f"the peak rate of {gpu.name} in {plan.settings.precision} is not known"
+        reason = f"{gpu.title} has no units for {plan.settings.precision} (--precision fp32)"
         return [None] * len(rows), None, reason
     if not flops or plan.settings.workload.samples:
         return [None] * len(rows), None, "the FLOPs of a step are not known"

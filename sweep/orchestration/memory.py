@@ -1,7 +1,7 @@
 """Memory of an experiment: `sweep forecast` predicts it, `sweep probe` measures and proves it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,7 +11,7 @@ from sweep.config.models import SIZES
 from sweep.config.numbers import nearest_multiples, parse_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.forecast import Forecasts, forecast_stages
+from sweep.memory.forecast import Forecasts, forecast_stages, largest_forecast
 from sweep.memory.limit import usable_memory
 from sweep.memory.probe import LEAST_SOAK, OnPoint, Probe, probe
 from sweep.memory.search import Forecast, fit_line
@@ -19,6 +19,7 @@ from sweep.orchestration.executors.build import AllOverrides
 from sweep.orchestration.inputs import identify_inputs
 from sweep.orchestration.planning import first_plan
 from sweep.orchestration.request import Request, read_request
+from sweep.plan.accumulation import common_microbatch
 from sweep.plan.course import Course
 from sweep.plan.plan import Plan
 from sweep.training.device import memory_limit
@@ -127,9 +128,11 @@ def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
 
     limit_bytes = None
     largest = None
+    is_capped = False
     if plan.execution.known_memory_bytes is not None:
         limit_bytes = usable_memory(plan.execution)
         largest = forecasts.find_largest(whole_steps[last], limit_bytes, is_accumulated=False)
+        is_capped = largest == largest_forecast(whole_steps[last])
         if not chooses_microbatch:
             plan = plan.with_execution(microbatch=None)
             plan = plan.with_execution(**forecasts.bound(plan.distinct_steps(), limit_bytes))
@@ -169,6 +172,7 @@ def _forecast_plan(plan: Plan, chooses_microbatch: bool) -> dict[str, Any]:
         "stages": [{**row(last, point), "zero": stage} for stage, point in enumerate(stages)],
         "line": None if line is None else asdict(line),
         "largest_microbatch_size": largest,
+        "largest_is_capped": is_capped,  # whether larger ones may fit
         "basis": "live tensors of eager steps, on one CPU within 2 % of measured peaks",
     }
 
@@ -237,12 +241,22 @@ def probe_memory(
         "device_memory_bytes": limit_bytes,
         "multiple": multiple,
         "basis": basis,
-        **_results(probed, multiple, is_search),
+        **_results(probed, multiple, is_search, config.sequences_per_group, [*configs]),
     }
 
 
-def _results(probed: Probe, multiple: int, is_search: bool) -> dict[str, Any]:
-    """Return the keys of a probe's document that hold what was measured and chosen."""
+def _results(
+    probed: Probe, multiple: int, is_search: bool, group: int, batch_sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Return the keys of a probe's document that hold what was measured and chosen.
+
+    Args:
+        probed: the measurements.
+        multiple: that sizes had to be of.
+        is_search: whether the largest microbatch was searched.
+        group: sequences per group.
+        batch_sizes: those of the sweep, which the recommended microbatch suits.
+    """
     search = probed.search
     safe_size = 0
     soaked = None
@@ -258,6 +272,7 @@ def _results(probed: Probe, multiple: int, is_search: bool) -> dict[str, Any]:
         recommended = probed.accumulated.microbatch_size
         if probed.fast is not None:
             recommended = min(recommended, probed.fast.microbatch_size)
+        recommended = common_microbatch(batch_sizes, recommended, group)
     points = sorted(probed.points, key=lambda point: (point.batch_size, point.microbatch_size))
     return {
         "points": [point.as_document() for point in points],

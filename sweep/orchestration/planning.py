@@ -89,8 +89,8 @@ def make_plan(request: Request, is_elsewhere: bool = False, before: Plan | None 
     request, inputs = identify_inputs(request)
     experiment = request.experiment
     stored = before
-    if stored is None or stored.code != inputs.code:
-        stored = _find_plan(request.folder, inputs.code)
+    if stored is None or _is_for_others(stored, inputs.code, request.execution.gpu):
+        stored = _find_plan(request.folder, inputs.code, request.execution.gpu)
     old = None if stored is None else stored.find_budget(experiment.budget)
     if stored is None:
         is_elsewhere = is_elsewhere or find_executor(request.services.executor).is_elsewhere
@@ -223,13 +223,25 @@ def _with_kind_of_steps(plan: Plan, machine: Machine, request: Request) -> Plan:
     return plan.with_execution(compile=not reason, compile_reason=text, **decide_graphs(plan))
 
 
-def _find_plan(folder: SweepFolder, code: Any) -> Plan | None:
-    """Return the plan of a folder; None if its code has changed before any trial had a result."""
+def _find_plan(folder: SweepFolder, code: Any, gpu: str | None) -> Plan | None:
+    """Return the plan of a folder; None if it is to be replaced before any trial has a result.
+
+    Args:
+        folder: the folder.
+        code: hashes of the user's code; a plan of other code is replaced.
+        gpu: a GPU that is planned for without being here; a plan for another one is replaced, as
+            by a sweep on this machine.
+    """
     plan = load_plan(folder)
-    if plan is None or plan.code == code:
+    if plan is None or not _is_for_others(plan, code, gpu):
         return plan
     has_results = any(map(TrialFolder.find_result, folder.trials()))
     return plan if has_results else None
+
+
+def _is_for_others(plan: Plan, code: Any, gpu: str | None) -> bool:
+    """Return True if a plan is of other code, or for another machine than this command."""
+    return plan.code != code or plan.execution.gpu != gpu
 
 
 def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> Plan:
@@ -237,7 +249,8 @@ def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> 
 
     If there is a `timing`, it has fixed their tokens, and is written too.
     """
-    stored = _find_plan(folder, plan.code)  # another command may have written it meanwhile
+    # another command may have written it meanwhile
+    stored = _find_plan(folder, plan.code, plan.execution.gpu)
     if stored is not None:
         plan = _merge_plan(stored, plan, folder)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -249,7 +262,8 @@ def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> 
 
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
-        if not trial.config_path.exists():
+        is_replaced = stored is None and trial.find_result() is None
+        if is_replaced or not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
 
     saved = plan.model_copy(update={"trials": (*plan.known_trials, *plan.waiting_searches)})

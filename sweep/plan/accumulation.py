@@ -1,5 +1,7 @@
 """Divide the sequences of a step into microbatches."""
 
+from collections.abc import Collection
+
 from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
 
@@ -17,6 +19,24 @@ def legal_microbatches(number: int, sequences_per_group: int = 1) -> list[int]:
 def largest_divisor(number: int, at_most: int, sequences_per_group: int = 1) -> int:
     """Return the largest legal microbatch of `number` that is at most `at_most` (at least 1)."""
     return max(d for d in legal_microbatches(number, sequences_per_group) if d <= max(1, at_most))
+
+
+def common_microbatch(
+    batch_sizes: Collection[int], at_most: int, sequences_per_group: int = 1
+) -> int:
+    """Return the largest microbatch that `--microbatch` may be for all these batch sizes.
+
+    It divides each one, or is larger; `batch_sizes` are those of a device.
+    """
+    sizes = range(min(at_most, max(batch_sizes)), 0, -1)
+    return next(
+        size
+        for size in sizes
+        if all(
+            min(size, number) in legal_microbatches(number, sequences_per_group)
+            for number in batch_sizes
+        )
+    )
 
 
 def choose_microbatch(

@@ -50,8 +50,11 @@ def _accelerate(plan: Plan, row: PlannedTrial) -> str:
         ]
         lines += [f"  gradient_clipping: {clip}"] if clip else []
     else:
-        kind = "MULTI_GPU" if row.devices > 1 else "NO"
-        lines.append(f"distributed_type: {kind}")
+        is_cpu = plan.execution.device_type == "cpu"
+        kind = "NO"
+        if row.devices > 1:
+            kind = "MULTI_CPU" if is_cpu else "MULTI_GPU"
+        lines += [f"distributed_type: {kind}", f"use_cpu: {str(is_cpu).lower()}"]
     return "\n".join(lines) + "\n"
 
 

@@ -145,9 +145,16 @@ class Plan(Inputs):
 
     @property
     def is_part(self) -> bool:
-        """Whether other folders have the other batch sizes of the sweep (`--shard`)."""
-        has_parts = any("--shard" in words for words in self.commands)
-        return has_parts and {row.batch_size for row in self.trials} < {*self.settings.batches}
+        """Whether other folders have other arms of the sweep (`--shard`)."""
+        if not any("--shard" in words for words in self.commands):
+            return False
+        return any(plan._lacks_arms() for plan in self.by_budget)
+
+    def _lacks_arms(self) -> bool:
+        """Return True if some batch size with some optimizer has no trial; for one budget."""
+        present = {(row.optimizer, row.batch_size) for row in self.trials}
+        wanted = {(arm.optimizer, arm.batch_size) for arm in self.settings.arms}
+        return not wanted <= present
 
     def find_budget(self, budget: int | str | tuple[int, ...]) -> "Plan | None":
         """Return the plan of a budget; None if the sweep does not have it."""

@@ -181,8 +181,9 @@ def refuse_links(folder: Path) -> None:
         raise SweepError(f"the name of a folder must be plain text, got {printable(folder)!r}.")
 
     if ADDRESS.match(str(folder)):
+        address = str(folder).replace(":/", "://", 1)  # a path has lost one of its slashes
         raise SweepError(
-            f"a folder must be one of a file system, got the address {str(folder)!r}. Use a local "
+            f"a folder must be one of a file system, got the address {address!r}. Use a local "
             "folder, and copy it when the command has ended; `sweep merge` joins copies of parts."
         )
     root = folder.resolve()

@@ -494,7 +494,7 @@ def test_a_table_and_a_folder_are_answered(call, tmp_path):
 
 
 def test_a_table_that_cannot_be_answered_is_refused(refuse):
-    assert "must be a .csv or .md file" in refuse("answer", "nothing.csv")
+    assert "nothing.csv must exist" in refuse("answer", "nothing.csv")
 
 
 def planned_batches(call, command="plan"):

@@ -1,6 +1,7 @@
 """Plans and forecasts for a GPU that is not here."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,31 @@ def test_an_export_prints_one_file(call):
     arguments = ("plan", "quick", "--batches", "16", "--budget", "64k", "--gpu", "h100")
     code, text = call(*arguments, "--export", "deepspeed")
     assert code == 0 and json.loads(text)["train_batch_size"] == 16
+
+
+def test_a_plan_for_a_gpu_that_is_not_here_does_not_bind_the_folder(call):
+    plan = PLAN[:-1]
+    for flags in (["--gpu", "h100"], ["--gpu", "4090"], [], ["--gpu", "h100"]):
+        assert call(*plan, *flags, "--precision", "fp32", "--out", "out")[0] == 0
+        stored = json.loads(Path("out/plan.json").read_text())
+        assert stored["execution"]["gpu"] == (flags[-1] if flags else None)
+        for row in stored["trials"]:
+            config = json.loads(Path(f"out/trials/{row['id']}/config.json").read_text())
+            assert config["execution"]["device"] == stored["execution"]["device"]
+
+
+def test_a_microbatch_above_the_batch_size_is_said_next_to_an_export(call):
+    arguments = ("plan", "quick", "--batches", "16", "--budget", "64k", "--microbatch", "32")
+    code, text = call(*arguments, "--export", "deepspeed")
+    assert code == 0 and json.loads(text)["train_micro_batch_size_per_gpu"] == 16
+    assert "Microbatch: less than 32 at batch size 16" in call.stderr
+
+
+def test_a_gpu_without_units_for_a_precision_is_said(call):
+    arguments = ("plan", "quick", "--budget", "64k", "--gpu", "t4", "--precision", "bf16")
+    _, text = call(*arguments)
+    assert "has no units for bf16 (--precision fp32)" in " ".join(text.split())
+
+
+def test_a_size_without_its_unit_is_refused(refuse):
+    assert "such as 24GB" in refuse("forecast", "quick", "--device-memory", "24")

@@ -71,3 +71,10 @@ def test_the_less_of_a_limit_and_the_memory_of_a_gpu_counts():
     assert known(gpu="4090") == GPUS["4090"].memory_bytes
     assert known(gpu="4090", device_memory="10GB") == 10 * 10**9
     assert known(gpu="4090", device_memory="80GB") == GPUS["4090"].memory_bytes
+
+
+@pytest.mark.parametrize(
+    "device", ["NVIDIA A100-SXM4-80GB MIG 1g.10gb", "GRID A100D-10C", "NVIDIA L40S-48Q"]
+)
+def test_a_part_of_a_gpu_has_no_peak_rate_of_the_whole(device):
+    assert gpu_of_device(device) is None

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweep.api import plan_sweep
 from sweep.errors import SweepError
 from sweep.memory.probe import STEPS, Probe, find_leak, measure
 from sweep.memory.search import DOES_NOT_FIT, LINEAR, UNKNOWN, Measurement, SearchResult
@@ -272,10 +273,11 @@ def test_the_smallest_fast_size_is_found_by_halving(rates, unit, fast):
 
 
 def test_a_probe_recommends_the_fast_size_or_the_largest_that_accumulates():
-    document = probe_memory("quick", **within(24 * MIB), batches=[8])
+    document = probe_memory("quick", **within(24 * MIB), batches=[9, 20])
     accumulated, fast = document["accumulated"], document["fast"]
     recommended = document["recommended_microbatch_size"]
-    assert recommended == min(accumulated["microbatch_size"], fast["microbatch_size"])
+    assert recommended <= min(accumulated["microbatch_size"], fast["microbatch_size"])
+    plan_sweep("quick", batches=(9, 20), budget="64k", microbatch=recommended)  # is accepted
     sizes = [point["batch_size"] for point in document["points"]]
     assert sizes == sorted(sizes)
     page = markdown_of(document)

@@ -255,12 +255,14 @@ def test_sbatch_receives_the_request(submit, cluster):
 def test_sbatch_receives_any_option_and_lines_of_setup(submit, cluster):
     cluster.resize(0)
     words = "nodes=2,gres=gpu:a100:4,shard:1,container_image=lab/torch:2,exclusive=,mail-type=END"
+    words += ",export=ALL,NAME=1"
     setup = "setup=module load cuda,setup=export NCCL_DEBUG=INFO"
     submit(f"{words},{setup}", {"device": "cuda", "devices": 8, "threads": 2})
     wait_until(lambda: cluster.jobs)
     (job,) = cluster.jobs.values()
     request = {"nodes": "2", "gres": "gpu:a100:4,shard:1", "container-image": "lab/torch:2"}
     request |= {"exclusive": "", "mail-type": "END", "cpus-per-task": "8", "ntasks-per-node": "1"}
+    request["export"] = "ALL,NAME=1"
     assert {name: job.flags[name] for name in request} == request
     assert "gpus-per-node" not in job.flags
     script = (cluster.folder / f"{job.id}.sh").read_text()

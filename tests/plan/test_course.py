@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sweep.config.load import load_experiment
 from sweep.config.schedule import ScheduleSettings
 from sweep.errors import SweepError
-from sweep.plan.accumulation import choose_microbatch, largest_divisor
+from sweep.plan.accumulation import choose_microbatch, common_microbatch, largest_divisor
 from sweep.plan.course import Course, tokens_per_trial
 from sweep.plan.learning_rate import learning_rate_at, warmup_steps
 
@@ -137,3 +137,26 @@ def test_steps_sequences_and_tokens_of_a_course_belong_together(batch, sequence,
     assert course.tokens_at(step) == sequence * course.sequences_at(step)
     assert course.step_at(course.tokens_at(step)) == step
     assert step - 1 < course.step_at(course.tokens_at(step) - 0.5) < step
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    at_most=st.integers(1, 50),
+    group=st.sampled_from([1, 4]),
+)
+def test_a_common_microbatch_is_one_that_every_batch_size_accepts(sizes, at_most, group):
+    sizes = [group * size for size in sizes]
+    common = common_microbatch(sizes, at_most, group)
+    assert 1 <= common <= at_most
+
+    def is_accepted(size):
+        try:
+            for number in sizes:
+                choose_microbatch(number, 1, sequences_per_group=group, microbatch=size)
+        except SweepError:
+            return False
+        return True
+
+    assert is_accepted(common)
+    larger = range(common + 1, min(at_most, max(sizes)) + 1)
+    assert not any(map(is_accepted, larger))

@@ -255,9 +255,14 @@ def plan(
     size = None if cluster is None else parse_cluster(cluster)
     is_elsewhere = size is not None or is_for_elsewhere(request.execution)
     if export is not None:
+        from sweep.cli.show import about_microbatch
         from sweep.plan.exports import export_plan
 
-        echo(export_plan(make_plans(request, is_elsewhere)[-1].plan, export), nl=False)
+        exported = make_plans(request, is_elsewhere)[-1].plan
+        note = about_microbatch(exported)
+        if note:
+            say(f"Microbatch: {note}", to_stderr=True)
+        echo(export_plan(exported, export), nl=False)
         return
     plans = estimate_plans(make_plans(request, is_elsewhere), request)
     if out and plans[0].plan.awaits_times:

@@ -33,7 +33,7 @@ GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "gre
 CORE_OPTIONS = ("cpus_per_gpu", "cpus_per_task")
 SET_BY_SWEEP = ("array", "error", "ntasks", "ntasks_per_node", "output", "signal", "wait", "wrap")
 MINUTES = {"m": 1, "h": 60, "d": 1440}
-NEXT_PAIR = re.compile(r",(?=\s*[A-Za-z][\w-]*=)")  # values may have commas: gres=gpu:2,shard:1
+NEXT_PAIR = re.compile(r",(?=\s*[a-z][a-z\d_-]*=)")  # values may have commas: export=ALL,NAME=1
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
 OUTCOMES = {  # by state of a job; others are lost
