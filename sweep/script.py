@@ -4,10 +4,12 @@ This file needs only the standard library, so a project may also copy it. The ca
 transformers or Lightning when they are first used.
 """
 
+import contextlib
 import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -128,7 +130,6 @@ def training_arguments(arguments: Any) -> Any:
     if hasattr(arguments, "steps_per_generation"):  # GRPO derived them from the former values
         arguments.steps_per_generation = trial.accumulation
         arguments.generation_batch_size = trial.batch_size
-    arguments.dataloader_drop_last = True
     arguments.output_dir = trial.resume
     arguments.eval_strategy = type(arguments.eval_strategy)("steps")
     arguments.eval_steps = trial.eval_steps
@@ -149,6 +150,23 @@ def _trainer_callback() -> Any:
 
     class TrainerCallback(Base):
         """Reports what a Trainer of transformers or TRL logs: its losses and evaluations."""
+
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+        ) -> None:
+            trial = settings()
+            is_grpo = hasattr(args, "num_generations")  # whose data set holds prompts
+            if trial is None or is_grpo or not state.is_world_process_zero:
+                return
+            with contextlib.suppress(TypeError, AttributeError):  # data without a length
+                rest = len(train_dataloader.dataset) % trial.batch_size
+                steps = len(train_dataloader.dataset) // trial.batch_size
+                if rest and trial.steps > steps and not args.dataloader_drop_last:
+                    warnings.warn(
+                        f"The last step of each epoch has {rest} of {trial.batch_size} examples. "
+                        "Train on a multiple of the batch size.",
+                        stacklevel=2,
+                    )
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             is_summary = "train_runtime" in (logs or {})  # means over the training, after its end

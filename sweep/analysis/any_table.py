@@ -53,6 +53,7 @@ from sweep.trial.status import Cause, State
 
 # Columns that a table cannot be answered by.
 RESULTS = ("batch_size", "learning_rate", "seed", *LOSSES, STEPS, "hours")
+WITHOUT_SIZE = "without a batch size"  # why a row is left out
 OTHERS = "of one batch size each"  # the label of rows that a value names
 
 
@@ -73,6 +74,8 @@ class Table:
     differing: tuple[str, ...]  # ignored headers in which rows differ, but for names and results
     # those of them whose cells are the same at one batch size, and differ between these
     confounded: tuple[str, ...]
+    repeating: frozenset[str] = frozenset()  # those with at most half as many values as rows
+    skipped: int = 0  # rows with neither a batch size nor a result
     remarks: tuple[str, ...] = ()
     metric: str = "final_valid_loss"
     unit: str = "line"  # the unit of the index
@@ -139,6 +142,11 @@ class Table:
         return [*filter(is_setting, self.differing)]
 
     @property
+    def repeated(self) -> list[str]:
+        """The differing headers whose values repeat, as those of settings do and results do not."""
+        return [title for title in self.differing if title in self.repeating]
+
+    @property
     def not_read(self) -> list[str]:
         """The headers that are ambiguous, each with its reason."""
         return [f"{short_text(title)} ({reason})" for title, reason in self.ambiguous.items()]
@@ -161,6 +169,8 @@ class Table:
             f"Rows: {counts['with_result']} with a result, {counts['failed']} failed, "
             f"{counts['left_out']} left out."
         ]
+        if self.skipped:
+            notes.append(f"Rows without a batch size and a result do not count: {self.skipped}.")
         notes += [f"{text}." for text in self.remarks]
         confounders = [] if self.is_own else self._confounders
         if confounders:
@@ -263,6 +273,7 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     """Read the text cells of one table; `metric` is a column that must be read by its own name."""
     columns = read_headers(cells, metric)
     headers = columns.chosen
+    _drop_batch_of_device(columns, cells)
     ambiguous = columns.ambiguous
     no_stage = _why_no_stage(cells, headers)
     if no_stage:
@@ -302,14 +313,18 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
     if not is_own:  # there each row has an id
         _find_repetitions(rows, reasons, cells)
 
+    is_skipped = [
+        reason == WITHOUT_SIZE and bool(is_failed)
+        for reason, is_failed in zip(reasons, rows["is_failed"], strict=True)
+    ]
     ignored = _ignored_headers(cells, columns)
     known = [row for row, reason in zip(cells.rows, reasons, strict=True) if not reason]
     known_sizes = [size for size, reason in zip(sizes, reasons, strict=True) if not reason]
     differing = _find_differing(cells.header, known, ignored)
     left_out = [
         f"{cells.unit} {number} ({reason})"
-        for number, reason in zip(cells.numbers, reasons, strict=True)
-        if reason
+        for number, reason, skipped in zip(cells.numbers, reasons, is_skipped, strict=True)
+        if reason and not skipped
     ]
     rows.index = pd.Index(cells.numbers, dtype=int)
     is_known = pd.Series([not reason for reason in reasons], rows.index, dtype=bool)
@@ -324,6 +339,8 @@ def read_table(cells: TextTable, metric: str = "final_valid_loss") -> Table:
         ambiguous=ambiguous,
         differing=tuple(differing),
         confounded=tuple(_find_confounded(cells.header, known, known_sizes, differing)),
+        repeating=_find_repeating(cells.header, known, differing),
+        skipped=sum(is_skipped),
         remarks=tuple(remarks),
         metric=metric,
         unit=cells.unit,
@@ -348,6 +365,26 @@ def _ignored_headers(cells: TextTable, columns: Columns) -> list[str]:
         if title not in known and not is_empty:
             ignored.append(title)
     return ignored
+
+
+def _drop_batch_of_device(columns: Columns, cells: TextTable) -> None:
+    """Leave out `train_batch_size` next to `per_device_train_batch_size` and the devices.
+
+    That of transformers is the batch size of a device times the devices, without accumulation.
+    """
+    size = columns.chosen.get("batch_size")
+    is_by_parts = all(name in columns.chosen for name in PARTS)
+    if size is not None and size.rank > 0 and size.words.startswith("train") and is_by_parts:
+        del columns.chosen["batch_size"]
+        columns.places["batch_size"] = [cells.header.index(size.title)]  # it is no other setting
+
+
+def _find_repeating(
+    header: Sequence[str], rows: Sequence[Sequence[str]], differing: Sequence[str]
+) -> frozenset[str]:
+    """Return the headers that have at most half as many values as there are rows."""
+    counts = {title: len({row[header.index(title)].strip() for row in rows}) for title in differing}
+    return frozenset(title for title, count in counts.items() if 2 * count <= len(rows))
 
 
 def _find_differing(
@@ -642,7 +679,7 @@ def _why_unknown(
         if number < 1 or number % 1 > 0:
             return f"its {titles[name]} {number:g} is no positive whole number"
     if not cell and not numbers:
-        return "without a batch size"
+        return WITHOUT_SIZE
     if not cell and not is_whole:
         lacking = [name for name in PARTS if name not in numbers]
         return f"{list_some([*titles.values()])} without {list_some(lacking)}"

@@ -69,6 +69,7 @@ SCALES = "kKMGB"
 HARMLESS = r"_./:,#`?|\\↓↑⬇⬆▼▲\ufe0f"  # characters of headers that change no meaning
 ZERO_IS_VALID = ("weight_decay", "warmup_steps", "adam_beta2")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # keys: first letters of units
+WANDB_COUNTERS = ("_step", "_runtime", "_timestamp", "_wandb")  # _step counts calls of log
 MOST_CELL_CHARACTERS = 60  # shown of a cell or a header
 
 
@@ -180,7 +181,7 @@ def match_header(title: str, is_own: bool = False) -> tuple[str, Header] | None:
 
     If `is_own`, `sweep report` wrote the table, and its headers are the columns of trials.csv.
     """
-    if title.startswith("_"):  # W&B's counters: _step counts log calls
+    if title in WANDB_COUNTERS:
         return None
     if title in (TRIAL_COLUMNS if is_own else SHARED_NAMES):
         return FOREIGN_NAMES.get(title, title), Header(title)

@@ -44,14 +44,15 @@ def decide_best_of_grids(
 def describe_noise(noise: NoiseOfGrids) -> str:
     if not noise.degrees:
         return (
-            "There is one seed, and the curves over the rates leave no residuals, so the noise is "
-            "not known. Train three seeds, or at least five rates near the best of a batch size."
+            "Each rate was trained once, and the curves over the rates leave no residuals, so the "
+            "noise is not known. Train three seeds, or at least five rates near the best of a "
+            "batch size."
         )
     return (
-        "There is one seed, so the losses are the lowest points of the curves over the rates, and "
-        f"the noise is that of the trials about these ({noise.deviation:.2g}, "
-        f"{noise.degrees} degrees of freedom), taken as similar at all batch sizes; what another "
-        "seed would change at all rates of a batch size is not in it."
+        "Each rate was trained once, so the losses are the lowest points of the curves over the "
+        f"rates, and the noise is that of the trials about these ({noise.deviation:.2g}, "
+        f"{noise.degrees} degrees of freedom), taken as similar at all batch sizes; what a seed "
+        "changes at all rates of a batch size is not in it."
     )
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sweep.analysis import tables
+from sweep.analysis.cells import plain_number
 from sweep.config.objective import Objective
 from sweep.trial.status import State
 
 ARM = ("label", "batch_size")
 LEAST_RATES = 2  # of a batch size in a search
-LEAST_SEEDS = 2  # of a table, one of which is the search
+LEAST_SEEDS = 2  # of a table, and next to the search
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class SearchSeed:
     """The seed of a table that is a search of the rates."""
 
     seed: str
-    unused: int  # rows of other seeds, at other rates than those that it chose
+    unused: int  # rows that do not count
+    has_finals: bool  # whether other seeds count at the rates that it chose
 
     def describe(self) -> str:
-        text = (
-            f"the rows of seed {self.seed} are a search of the rates, and the other seeds count at "
-            "the rates that it chose"
-        )
+        text = f"the rows of seed {self.seed} are a search of the rates"
+        if not self.has_finals:
+            return f"{text}, and those of other seeds do not count ({self.unused} rows)"
+        text += ", and the other seeds count at the rates that it chose"
         if self.unused:
             text += f" ({self.unused} rows at other rates do not count)"
         return text
@@ -45,26 +47,45 @@ def is_search(trials: pd.DataFrame) -> bool:
     return bool((_count_rates(trials) > 1).any())
 
 
-def seed_of_search(trials: pd.DataFrame) -> str | None:
-    """Return the seed of a grid of rates and seeds that is the search; None without such a grid.
+def seeds_of_search(trials: pd.DataFrame) -> list[str]:
+    """Return the seeds of a grid of rates and seeds that may be the search; none without a grid.
 
-    It is the one with the most rows, and has several rates at each batch size.
+    Each has several rates at each batch size. Those with the most rows come first, then those with
+    the lowest number, so that the order of the rows does not count.
     """
     trials = _labelled(trials)
     known = trials["seed"].dropna()
     if _is_marked(trials) or known.nunique() < LEAST_SEEDS or len(known) < len(trials):
-        return None
+        return []
     if trials.duplicated([*ARM, "learning_rate", "seed"]).any():
-        return None
+        return []
     if not (_count_rates(trials) > 1).any():
-        return None
+        return []
     arms = trials[[*ARM]].drop_duplicates()
-    counts = known.value_counts(sort=False)
-    for seed in counts.sort_values(ascending=False, kind="stable").index:
-        rates = _count_rates(trials[trials["seed"] == seed])
+    seeds = []
+    for seed, rows in trials.groupby("seed"):
+        rates = _count_rates(rows)
         if len(rates) == len(arms) and (rates >= LEAST_RATES).all():
-            return str(seed)
-    return None
+            seeds.append((-len(rows), plain_number(str(seed)), str(seed)))
+    return [seed for *_, seed in sorted(seeds)]
+
+
+def split_seeds(trials: pd.DataFrame, objective: Objective) -> tuple[pd.DataFrame, SearchSeed]:
+    """Return the trials of one seed as a search, and those of the others at its rates as final.
+
+    If no search leaves several other seeds at each batch size, only the first one's trials count,
+    as those of a table without seeds.
+    """
+    seeds = seeds_of_search(trials)
+    sizes = trials["batch_size"].nunique()
+    for seed in seeds:
+        split, unused = _split_by(trials, seed, objective)
+        counts = split[split["stage"] == "final"].groupby("batch_size")["seed"].nunique()
+        if len(counts) == sizes and counts.min() >= LEAST_SEEDS:
+            return split, SearchSeed(seed, unused, has_finals=True)
+    search = trials[trials["seed"] == seeds[0]]
+    found = SearchSeed(seeds[0], unused=len(trials) - len(search), has_finals=False)
+    return with_best_as_final(search, objective), found
 
 
 def with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFrame:
@@ -77,10 +98,8 @@ def with_best_as_final(trials: pd.DataFrame, objective: Objective) -> pd.DataFra
     return pd.concat([trials.assign(stage="tune"), best], ignore_index=True)
 
 
-def with_search_of_seed(
-    trials: pd.DataFrame, seed: str, objective: Objective
-) -> tuple[pd.DataFrame, SearchSeed]:
-    """Return the trials of one seed as a search, and those of the others at its rates as final."""
+def _split_by(trials: pd.DataFrame, seed: str, objective: Objective) -> tuple[pd.DataFrame, int]:
+    """Return the search and the final trials, and how many rows are neither."""
     is_of_search = trials["seed"] == seed
     search = trials[is_of_search]
     others = trials[~is_of_search]
@@ -89,7 +108,7 @@ def with_search_of_seed(
     chosen = pd.MultiIndex.from_frame(best[keys])
     is_chosen = pd.MultiIndex.from_frame(_labelled(others)[keys]).isin(chosen)
     parts = [search.assign(stage="tune"), others[is_chosen].assign(stage="final")]
-    return pd.concat(parts, ignore_index=True), SearchSeed(seed, int((~is_chosen).sum()))
+    return pd.concat(parts, ignore_index=True), int((~is_chosen).sum())
 
 
 def _labelled(trials: pd.DataFrame) -> pd.DataFrame:

@@ -16,15 +16,22 @@ from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.any_table import Table, read_cells, read_table, split_cells
 from sweep.analysis.budgets import BudgetAnswer, answer_document
-from sweep.analysis.cells import LOSSES, STATES, STEPS, direction_of_header, short_text
+from sweep.analysis.cells import (
+    LOSSES,
+    PARTS,
+    STATES,
+    STEPS,
+    direction_of_header,
+    short_text,
+)
 from sweep.analysis.judge import judge_trials, leading, objective_of
 from sweep.analysis.results import load_sweep
 from sweep.analysis.searches import (
     SearchSeed,
     is_search,
-    seed_of_search,
+    seeds_of_search,
+    split_seeds,
     with_best_as_final,
-    with_search_of_seed,
 )
 from sweep.analysis.sentences import describe, nothing_compared
 from sweep.analysis.steps_answer import METRICS, StepsAnswer, answer_steps
@@ -45,7 +52,9 @@ PARTITIONS = (
 OWN_DIFFER = ("token_budget", "epochs")  # in which rows of our own tables may differ
 # Other settings, in which rows that are compared should agree.
 OTHERS = ("weight_decay", "adam_beta2", "context_length")
+EQUAL_LENGTH = 1.05  # ratio of epochs up to which trainings have the same length
 EQUAL_WARMUP = 1.1  # ratio up to which warmups are the same share of equal tokens
+STATISTIC = re.compile(r"(?i)\W*(mean|avg|average|median|std|sd|se|all|total|sum|min|max)\W*$")
 LOSS_WORD = re.compile(r"(?<![a-z])loss(es)?(?![a-z])", re.IGNORECASE)
 BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 OTHER_BUDGET = 1.5  # ratio of tokens above which one batch size was trained with several budgets
@@ -127,11 +136,11 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
         trials = trials.assign(valid_slope=math.nan)  # it may be that of another metric
 
     search_seed = None
-    seed = None if has_grids else seed_of_search(trials)
     if has_grids:
         trials = with_best_as_final(trials, compared)
-    elif seed is not None:
-        trials, search_seed = with_search_of_seed(trials, seed, compared)
+    elif seeds_of_search(trials):
+        trials, search_seed = split_seeds(trials, compared)
+        has_grids = not search_seed.has_finals
     columns = dict.fromkeys([*tables.TRIAL_COLUMNS, metric])
     rows = trials.reindex(columns=list(columns))
     result = leading(judge_trials(rows, compared, settings=settings, has_grids=has_grids))
@@ -164,21 +173,34 @@ def _answer_table(table: Table, direction: str, settings: AnswerSettings) -> Ans
 def _reasons_of(table: Table, has_grids: bool) -> list[str]:
     """Return why an answer is provisional that is no matter of the trials alone."""
     reasons = []
-    if has_grids:
-        others = [*table.differing]
-    else:
-        others = [*dict.fromkeys([*table.other_settings, *table.confounded])]
+    others = [*table.differing]
+    if not has_grids:
+        others = [*dict.fromkeys([*table.other_settings, *table.confounded, *table.repeated])]
     others += _other_columns(table)
     if others:
         names = join(map(short_text, others))
         text = f"Rows that are compared differ in {names} too"
         reasons.append(f"{text}, which is taken for noise." if has_grids else f"{text}.")
+    reasons += _reasons_of_lengths(table)
     metric = table.titles[table.metric]
     if BEST.search(metric):
         reasons.append(
             f"{short_text(metric)} is the best of several evaluations, which favours noisy trials."
         )
     return reasons
+
+
+def _reasons_of_lengths(table: Table) -> list[str]:
+    """Return that trainings ended at different epochs or iterations, if they did."""
+    if table.is_own or "progress" not in table.titles:
+        return []
+    lengths = table.rows.loc[~table.rows["is_failed"], "progress"]
+    if not lengths.max() > EQUAL_LENGTH * lengths.min():
+        return []
+    return [
+        f"{short_text(table.titles['progress'])} ranges from {lengths.min():g} to "
+        f"{lengths.max():g}: trainings that ended early are compared with longer ones."
+    ]
 
 
 def _other_columns(table: Table) -> list[str]:
@@ -217,12 +239,13 @@ def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame
     rate_counts = trials.groupby(keys)["learning_rate"].transform("nunique")
     needs_rates = "learning_rate" in required
     has_grids = needs_rates and is_search(trials)
-    has_seeds = needs_rates and not has_grids and seed_of_search(trials) is not None
+    has_seeds = needs_rates and not has_grids and len(seeds_of_search(trials)) > 0
     rules = {
         "stage must be final or tune": trials["stage"].notna(),
         "policy must be a name": trials["policy"].notna(),
         "state must be given": ("status" not in table.titles) | (table.rows["status"] != ""),
         "seed must be given": is_tuning | trials["seed"].notna(),
+        "seed must be that of one training": ~trials["seed"].astype(str).str.match(STATISTIC),
         "has_looks must be True, False or empty": trials["has_looks"].isin(["True", "False", None]),
         "learning_rate must be a positive number": (not needs_rates or trials["learning_rate"] > 0),
         "tokens_to_target must be positive or empty": ~(trials["tokens_to_target"] <= 0),
@@ -244,10 +267,22 @@ def _trials_of(table: Table, required: Sequence[str] = REQUIRED) -> pd.DataFrame
             cell = cells[is_broken].iloc[0]
             got = "an empty cell" if cell in (None, "") else short_text(str(cell))
             where = f"{table.unit} {is_broken.idxmax()}"
-            raise SweepError(f"{rule}, got {got} in {where}. Correct it.")
+            raise SweepError(f"{rule}, got {got} in {where}. {_remedy_of(trials, table)}")
     if trials["batch_size"].nunique() > MOST_BATCHES:
         raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     return trials.drop(columns="label").astype({"batch_size": "int64"}).reset_index(drop=True)
+
+
+def _remedy_of(trials: pd.DataFrame, table: Table) -> str:
+    """Return how to correct rows, or the column in which rows with equal settings differ."""
+    keys = ["stage", "policy", "optimizer", "batch_size", "learning_rate", "seed"]
+    for name in OTHERS:
+        if name not in table.titles or name not in trials:
+            continue
+        if (trials.groupby(keys, dropna=False)[name].nunique() > 1).any():
+            title = short_text(table.titles[name])
+            return f"Rows differ in {title}: answer each by itself (--by {quote(title)})."
+    return "Correct it."
 
 
 def _has_policies(table: Table) -> bool:
@@ -273,6 +308,8 @@ def _refuse_unclear(table: Table, required: Sequence[str]) -> None:
         flags = " ".join(f"--by {quote(title)}" for title in titles)
         raise SweepError(f"{problem}. Answer each by itself: {flags}, or a table of its own.")
     missing = [name for name in (*required, table.metric) if name not in table.titles]
+    if "batch_size" in missing and not table.is_own and not {*PARTS}.isdisjoint(table.titles):
+        missing.remove("batch_size")  # it is a product of parts, or rows say which part they lack
     if "seed" in missing and not _has_repetitions(table):
         missing.remove("seed")  # there is one training of each
     if missing:
@@ -289,10 +326,22 @@ def _refuse_unclear(table: Table, required: Sequence[str]) -> None:
     if table.unread:
         raise SweepError(f"each cell must be empty or readable, got {table.unread[0]}. Correct it.")
     if table.left_out:
-        remedy = "Correct it"
-        if table.ignored:
-            remedy += ", or answer apart what an ignored column tells apart (--by)"
+        remedy = _remedy_of_left_out(table)
         raise SweepError(f"each row must be a trial, got {table.left_out[0]}. {remedy}.")
+
+
+def _remedy_of_left_out(table: Table) -> str:
+    """Return what to do about rows that are no trials, without a full stop."""
+    parts = [name for name in PARTS if name in table.titles]
+    if parts and "batch_size" not in table.titles and len(parts) < len(PARTS):
+        lacking = [name for name in PARTS if name not in table.titles]
+        return f"Add the column {join(lacking)}"
+    remedy = "Correct it"
+    if parts and "batch_size" in table.titles:
+        remedy += ", or name its header global_batch_size or per_device_batch_size"
+    if table.ignored:
+        remedy += ", or answer apart what an ignored column tells apart (--by)"
+    return remedy
 
 
 def _other_metrics(table: Table) -> str:
@@ -339,10 +388,10 @@ def _defaults_of(table: Table) -> list[str]:
 def _assumptions(table: Table, has_grids: bool, search_seed: SearchSeed | None) -> str:
     """Write what a table without some columns is taken to say; "" if it has all."""
     words = {name: DEFAULTS[name][1] for name in _defaults_of(table)}
-    if has_grids:
-        words["stage"] = "the rows of a batch size are a search of its rate"
-    elif search_seed is not None:
+    if search_seed is not None:
         words["stage"] = search_seed.describe()
+    elif has_grids:
+        words["stage"] = "the rows of a batch size are a search of its rate"
     if has_grids or search_seed is not None:
         words.pop("policy", None)
     assumed = [*words.values()]
@@ -351,7 +400,7 @@ def _assumptions(table: Table, has_grids: bool, search_seed: SearchSeed | None) 
         assumed.append("each row counts as one seed" if is_mean else "each batch size has one seed")
     if not assumed:
         return ""
-    return f"As the table has no columns for it, it is taken that {join(assumed)}."
+    return f"It is taken that {join(assumed)}."
 
 
 def _write_cell(cell: object) -> str:

@@ -47,9 +47,10 @@ def estimate(unestimated: Plan, folder: SweepFolder) -> Plan:
         factor, reason = max((factor, reason), (part_factor or 0.0, why))
 
     peaks: list[int | None] = [None] * len(plan.trials)
-    with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
-        forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])
-        peaks = [forecast.peak_bytes for forecast in forecasts]
+    if plan.settings.workload.has_known_model:
+        with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
+            forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])
+            peaks = [forecast.peak_bytes for forecast in forecasts]
 
     rows = tuple(
         row.model_copy(update={"forecast_seconds": times[row], "forecast_bytes": peak})
@@ -118,6 +119,8 @@ def estimate_seconds(
         outside = statistics.median(r.seconds_total - r.seconds_training for r in complete)
     elif plan.execution.gpu is not None:
         return _assumed_seconds(plan, rows, find_gpu(plan.execution.gpu))
+    elif not settings.workload.has_known_model:  # the user's program, which only trials run
+        return [None] * len(rows), None, "a step cannot run here"
     else:
         config = plan.trial_config(max(rows, key=lambda row: row.batch_size))
         try:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -10,10 +9,9 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from sweep.errors import SweepError, describe_error, list_some, without_secrets
-from sweep.tracking.addresses import require_present, split_address, sqlite_address
+from sweep.tracking.addresses import require_present, split_address, with_scheme
 
 EXAMPLE = "optuna:sqlite:///study.db/NAME"
-SQLITE = b"SQLite format 3"  # with which such a file begins
 
 
 def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
@@ -30,8 +28,7 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
     if not place:
         raise SweepError(f"a study must be named by storage and name, got {address!r}. {EXAMPLE}")
     require_present(place)
-    if "://" not in place and _is_sqlite(Path(place)):
-        place = sqlite_address(Path(place))
+    place = with_scheme(place)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with _reading(place, name):
         storage = _open(place)
@@ -49,7 +46,10 @@ def read_study(address: str) -> tuple[list[dict[str, Any]], str]:
         directions = study.directions
         trials = study.get_trials(deepcopy=False)
     if len(directions) != 1:
-        raise SweepError(f"a study must have one objective, got {len(directions)} in {name!r}.")
+        raise SweepError(
+            f"a study must have one objective, got {len(directions)} in {name!r}. Write its "
+            "trials_dataframe() to a CSV file, and choose one by --metric values_0 --direction."
+        )
 
     rows = []
     for trial in trials:
@@ -82,8 +82,3 @@ def _reading(place: str, name: str) -> Iterator[None]:
             f"{without_secrets(place)} must hold the study {name!r} ({describe_error(error)}). "
             f"Name storage and study: {EXAMPLE}."
         ) from error
-
-
-def _is_sqlite(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(SQLITE)) == SQLITE

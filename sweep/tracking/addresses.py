@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
+SQLITE = b"SQLite format 3"  # with which such a file begins
 SQLITE_DRIVERS = ("sqlite", "sqlite+pysqlite")  # two names of one driver
 
 
@@ -57,6 +58,16 @@ def split_address(address: str) -> tuple[str, str]:
     return store, name
 
 
+def with_scheme(store: str) -> str:
+    """Return the address of an SQLite file that is named without one; others as they are."""
+    path = Path(store)
+    if "://" in store or not path.is_file():
+        return store
+    with path.open("rb") as file:
+        is_sqlite = file.read(len(SQLITE)) == SQLITE
+    return sqlite_address(path) if is_sqlite else store
+
+
 def require_present(address: str) -> None:
     """Raise SweepError if an address names a file that does not exist, which readers would make."""
     path = sqlite_path(address)
@@ -64,6 +75,8 @@ def require_present(address: str) -> None:
         path = Path(address)
     if path is not None and not path.exists():
         raise SweepError(f"{path} must exist. Correct the address.")
+    if path is not None and not path.is_file():
+        raise SweepError(f"{path} must be a file, got a folder. Correct the address.")
 
 
 def _parse_sqlite(address: str) -> "URL":

@@ -7,6 +7,7 @@ from sweep.tracking.addresses import (
     check_tracking_uri,
     require_present,
     split_address,
+    with_scheme,
     without_password,
 )
 from sweep.tracking.store import connect, find_experiment, reading
@@ -30,7 +31,7 @@ def read_runs(address: str) -> list[dict[str, Any]]:
         raise SweepError(
             f"an experiment must be named by tracking URI and name, got {address!r}. {EXAMPLE}"
         )
-    uri = check_tracking_uri(uri)
+    uri = check_tracking_uri(with_scheme(uri))
     require_present(uri)
     with reading("MLflow", uri):
         client = connect(uri)

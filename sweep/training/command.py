@@ -133,7 +133,7 @@ class Report:
             raise SweepError(
                 f"the command must report {curve} at its last step, {steps}, but ended after step "
                 f"{self.step} with {reported} in its log. Let it take "
-                "all steps, evaluate at the end, and append to {log}."
+                "all steps, evaluate at the end, and report: append to {log}, or call sweep.log."
             )
 
         metrics = {}

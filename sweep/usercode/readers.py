@@ -37,6 +37,7 @@ class Reader(ABC):
 
     name: ClassVar[str]  # the value of --read, or its part up to the colon
     has_argument: ClassVar[bool] = False  # after a colon
+    counts: ClassVar[tuple[str, ...]] = ()  # names of what was trained on so far, as in `sweep.log`
 
     def __init__(self, argument: str, places: Places) -> None:
         self.argument = argument
@@ -65,7 +66,7 @@ class Reader(ABC):
         count = _number(step)
         line: Line = {}
         for name, value in values.items():
-            metric = metric_name(name)
+            metric = name if name in self.counts else metric_name(name)
             number = _number(value)
             if metric is None:
                 continue
@@ -197,11 +198,13 @@ class TensorBoard(Reader):
 class Expression(Reader):
     """Named groups of a regular expression over the lines of the program's output.
 
-    The group `step`, or `step_from_0`, is the step; the others are metrics, such as `valid_loss`.
+    The group `step`, or `step_from_0`, is the step, `tokens` and `examples` are counts, and the
+    others are metrics, such as `valid_loss`.
     """
 
     name = "regex"
     has_argument = True
+    counts = ("tokens", "examples")
 
     def __init__(self, argument: str, places: Places) -> None:
         super().__init__(argument, places)

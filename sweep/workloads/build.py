@@ -29,6 +29,7 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here."""
     use_code_folder(config.code_path)
     settings = config.science.workload
+    assert settings.has_known_model, "programs of users run only as trials"
     name = settings.name
     if settings.kind in WORKLOADS:
         build: Any = WORKLOADS[settings.kind]

@@ -158,11 +158,15 @@ BLOCKED = [
     ({"lrs": ("sqrt",)}, {"fixed_learning_rate"}, "--lr tuned"),
     ({"seeds": 2}, {"single_seed"}, "at least 3 seeds"),
     ({"seeds": 1}, {"single_seed"}, "at least 3 seeds"),
-    (fails_at_high_rates("WAITING", 64), {"learning_rate_at_edge"}, "centre"),
-    (fails_at_high_rates("PRUNED"), {"learning_rate_at_edge"}, "centre"),
-    (fails_at_high_rates("error"), {"learning_rate_at_edge", "tuning_incomplete"}, "centre"),
+    (fails_at_high_rates("WAITING", 64), {"learning_rate_at_edge"}, "strictly inside"),
+    (fails_at_high_rates("PRUNED"), {"learning_rate_at_edge"}, "strictly inside"),
+    (
+        fails_at_high_rates("error"),
+        {"learning_rate_at_edge", "tuning_incomplete"},
+        "strictly inside",
+    ),
     (fails_at_high_rates("out_of_memory"), {"learning_rate_at_edge", "tuning_incomplete"}, ""),
-    ({"tuning": {"budget": 98304}}, {"tuning_incomplete"}, "full budget"),
+    ({"tuning": {"budget": 98304}}, {"tuning_incomplete"}, "on all tokens"),
     ({"losses": {7: 1.5, 16: 1.45, 100: 1.6}}, {"tokens_differ"}, "multiple"),
 ]
 

@@ -122,6 +122,13 @@ def test_a_function_that_raises_fails_its_trial_with_the_reason(call, folder):
     assert message.endswith("ValueError: no such data")
 
 
+def test_a_plan_does_not_call_the_function(call, folder):
+    text = FUNCTION.replace("(trial)", "(trial, verbose=False)", 1)
+    (folder / "mine.py").write_text(text.replace("# here", "open('called', 'w').close()"))
+    assert call("plan", "--train", "mine:train", "--budget", "80", "--batches", "4,8")[0] == 0
+    assert not (folder / "called").exists()
+
+
 def test_a_function_is_checked(call, folder):
     words = ("check", "--train", "mine:train", "--budget", "800", "--batches", "4,8", "--json")
     code, text = call(*words)

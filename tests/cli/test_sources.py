@@ -116,6 +116,90 @@ def test_a_grid_of_rates_and_seeds_has_the_answer_of_one_seed_that_searches(tmp_
     assert "seed 0 are a search" in answer.scope and "36 rows at other rates" in answer.scope
 
 
+@pytest.mark.parametrize("seed", [0, 2])
+def test_the_order_of_the_rows_does_not_choose_the_search(seed):
+    table = grid_of_seeds()
+    first = table[table["seed"] == seed]
+    turned = pd.concat([first, table[table["seed"] != seed]], ignore_index=True)
+    assert sweep.answer(turned).as_json() == sweep.answer(table).as_json()
+
+
+def test_a_batch_size_that_only_the_search_has_keeps_its_place():
+    table = grid_of_seeds()
+    only = table[(table["batch_size"] != 16) | (table["seed"] == 0)]
+    answer = sweep.answer(only)
+    assert answer.recommended == 16 and answer.provisional
+    assert "those of other seeds do not count (36 rows)" in answer.scope
+
+
+def test_two_seeds_have_no_weaker_answer_than_one():
+    two, one = (grid_of_seeds(count) for count in (2, 1))
+    answers = [sweep.answer(table) for table in (two, one)]
+    assert answers[0].candidates == answers[1].candidates
+    assert [row.gap_to_best for row in answers[0].batch_sizes] == [
+        row.gap_to_best for row in answers[1].batch_sizes
+    ]
+
+
+def test_weight_decays_at_equal_rates_and_seeds_are_answered_apart():
+    table = grid_of_seeds()
+    both = pd.concat([table.assign(weight_decay=decay) for decay in (0.0, 0.1)])
+    with pytest.raises(SweepError, match="differ in weight_decay: answer each by itself"):
+        sweep.answer(both.reset_index(drop=True))
+
+
+ROWS = [(b, 1e-3, s, 2.5 + b / 1000 + s / 1000) for b in (8, 32) for s in range(3)]
+SEEDS = pd.DataFrame(ROWS, columns=["batch_size", "lr", "seed", "val_loss"])
+
+
+@pytest.mark.parametrize(
+    "title", ["model_name_or_path", "_name_or_path", "base_model", "dataset_id", "train_file"]
+)
+def test_models_and_data_of_any_header_are_never_pooled(title):
+    names = ["a" if seed == 0 else "b" for seed in SEEDS["seed"]]
+    with pytest.raises(SweepError, match=f"{title} must be the same in all rows"):
+        sweep.answer(SEEDS.assign(**{title: names}))
+
+
+def test_a_setting_that_differs_by_seed_makes_the_answer_provisional():
+    answer = sweep.answer(SEEDS.assign(dropout=SEEDS["seed"] / 10))
+    assert any("differ in dropout" in reason for reason in answer.reasons)
+
+
+@pytest.mark.parametrize("title", ["epoch", "train/epoch", "training_iteration"])
+def test_trainings_that_ended_early_are_said(title):
+    answer = sweep.answer(SEEDS.assign(**{title: [4, 100, 100, 100, 100, 100]}))
+    assert any("ranges from 4 to 100" in reason for reason in answer.reasons)
+    answer = sweep.answer(SEEDS.assign(**{title: [1.0, 1.0, 1.0, 0.99, 0.99, 0.99]}))
+    assert not any("ranges from" in reason for reason in answer.reasons)
+
+
+def test_a_mean_is_no_seed():
+    with pytest.raises(SweepError, match="seed must be that of one training, got mean"):
+        sweep.answer(SEEDS.assign(seed=["0", "1", "mean"] * 2))
+
+
+def test_the_batch_size_of_transformers_is_a_product():
+    parts = {
+        "per_device_train_batch_size": SEEDS["batch_size"],
+        "gradient_accumulation_steps": 2,
+        "train_batch_size": 4 * SEEDS["batch_size"],  # of a device times the devices
+    }
+    table = SEEDS.drop(columns="batch_size").assign(**parts)
+    answer = sweep.answer(table.assign(world_size=4))
+    assert [row.batch_size for row in answer.batch_sizes] == [64, 256]
+    assert not any("train_batch_size" in reason for reason in answer.reasons)
+    with pytest.raises(SweepError, match="Add the column devices"):
+        sweep.answer(table.drop(columns="train_batch_size"))
+
+
+def test_rows_with_neither_a_batch_size_nor_a_result_do_not_count(call, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(SEEDS.assign(status="FINISHED").to_csv(index=False) + ",,,,FINISHED\n")
+    code, _ = call("answer", path)
+    assert code == 0 and "a result do not count: 1." in call.stderr
+
+
 def test_seeds_without_a_common_search_are_refused():
     table = grid_of_seeds()
     is_odd = (table["seed"] == 0) != (table["batch_size"] == 8)  # no seed has all batch sizes
@@ -240,7 +324,7 @@ def test_a_grid_of_rates_without_seeds_is_answered_by_the_noise_about_its_curves
     code, text = call("answer", path, "--json")
     answer = json.loads(text)
     assert code == 0 and answer["candidates"] == [32] and answer["provisional"]
-    assert "what another seed would change at all rates" in " ".join(answer["reasons"])
+    assert "what a seed changes at all rates" in " ".join(answer["reasons"])
     assert "a search of its rate" in answer["scope"] and "one seed" in answer["scope"]
     row = answer["batch_sizes"][1]
     assert row["best_learning_rate"] == pytest.approx(1e-3, rel=0.1) and row["seeds"] == 1

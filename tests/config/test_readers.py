@@ -104,6 +104,10 @@ def test_groups_of_an_expression_are_read_from_whole_lines_of_this_attempt(place
     with places.output.open("a") as file:
         file.write("it 0 0.5\n")
     assert [*from_0.read()] == [{"step": 1, "valid/acc": 0.5}]
+    counting = build_reader(r"regex:at (?P<step>\d+) (?P<loss>\S+) (?P<tokens>\d+)", places)
+    with places.output.open("a") as file:
+        file.write("at 2 0.5 64\n")
+    assert [*counting.read()] == [{"step": 2, "train/loss": 0.5, "tokens": 64.0}]
 
 
 @pytest.mark.parametrize(

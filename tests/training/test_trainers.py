@@ -91,6 +91,29 @@ def test_a_trainer_takes_the_values_of_the_trial_and_reports_all_evaluations(tri
     }
 
 
+def test_no_example_of_the_validation_is_dropped_and_a_smaller_step_is_warned_of(trial, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    class Counting(Trainer):
+        seen = 0
+
+        def prediction_step(self, model, inputs, *args, **kwargs):
+            self.seen += len(inputs["labels"])
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    given = TrainingArguments(output_dir="elsewhere", use_cpu=True, report_to="none")
+    trainer = Counting(
+        Net(),
+        sweep.training_arguments(given),
+        train_dataset=examples(20),
+        eval_dataset=examples(13),
+        callbacks=[sweep.TrainerCallback()],
+    )
+    with pytest.warns(UserWarning, match="each epoch has 4 of 8 examples"):
+        trainer.train()
+    assert trainer.seen == 4 * 13
+
+
 def test_arguments_outside_of_a_trial_stay_as_they_are(monkeypatch):
     from transformers import TrainingArguments
 

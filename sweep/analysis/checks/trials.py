@@ -150,7 +150,7 @@ def _sizes_at_equal_steps(table: TrialTable) -> list[float]:
     condition="Every batch size trained on the same number of tokens.",
     remedy=(
         "Choose batch sizes with a small least common multiple, or a budget that all of them use "
-        "up in whole steps, in another --out."
+        "up in whole steps."
     ),
     blocks_claims=True,
     needs_equal_tokens=True,
@@ -241,8 +241,8 @@ def _sizes_of_shared_rate(rows: pd.DataFrame) -> set[float]:
     needs=("learning_rate", "value"),
     condition="The best learning rate of every batch size is strictly inside its grid.",
     remedy=(
-        "Tune these batch sizes until the best rate is strictly inside: another --out with a "
-        "higher --tune-centre if the highest rate is the best, with a lower one if the lowest is. "
+        "Tune these batch sizes until the best rate is strictly inside: around a higher rate if "
+        "the highest is the best, around a lower one if the lowest is. "
         "If no rate reached a target, raise the target or the budget."
     ),
     blocks_claims=True,
@@ -281,8 +281,8 @@ def _describe_rates(rate: TunedRate) -> str:
     needs=("policy",),
     condition=("No tuning trial failed, and the best rates ran on the tokens of the final trials."),
     remedy=(
-        "Run the same command again. If the best rates still ran on fewer tokens, tune at the full "
-        "budget (without --tune-budget), in another --out."
+        "Repeat the trials that failed. If the best rates ran on fewer tokens than the final "
+        "trials, tune on all tokens."
     ),
     blocks_claims=True,
 )
@@ -505,7 +505,7 @@ def _ranking(sizes: pd.Series, losses: pd.Series) -> str:
     needs=("outcome",),
     condition="Every final trial has a result.",
     remedy=(
-        "Train the missing trials: run the same command again. If memory ran out, use smaller "
+        "Train the missing trials. If memory ran out, use smaller "
         "microbatches and gradient accumulation; if training diverged, use a lower rate."
     ),
     blocks_claims=True,
