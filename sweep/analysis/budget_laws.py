@@ -20,6 +20,10 @@ from sweep.decision.curves import Floats
 from sweep.plan.plan import Plan
 
 EXCESS_TOKENS = 0.2  # share of tokens that a larger batch size needs in addition
+NOT_TUNED = (
+    "How the best batch size grows is not known, because the rates were not tuned at each batch "
+    "size: the best ones may only be those that the rate suits."
+)
 SMALLEST_POWER = 1e-6  # α of the losses over tokens that are tried
 LARGEST_POWER = 10.0
 
@@ -32,6 +36,7 @@ class Growth:
     # with the best one at an edge of those tried
     within: Law | None = None  # the largest batch size within the tolerance
     excess: Law | None = None  # the batch size that needs 20 % more tokens than the best one
+    is_tuned: bool = True  # without tuned rates nothing is known about the best batch sizes
     left_out: int = 0  # budgets whose best batch size is at an edge or has no interval
 
 
@@ -41,6 +46,8 @@ def growth_of(budgets: Sequence[BudgetAnswer]) -> Growth:
     Budgets that repeat the data too often are left out.
     """
     budgets = [budget for budget in budgets if not budget.is_repetitive]
+    if not all(budget.is_tuned for budget in budgets):
+        return Growth(is_tuned=False)
     optima = [budget.optimum() for budget in budgets]
     inside = [optimum for optimum in optima if optimum is not None]
     if len(inside) >= LEAST_BUDGETS:
@@ -118,9 +125,14 @@ def _law_through(points: Sequence[tuple[int, float]]) -> Law | None:
 
 
 def describe_best(best: BestBatchSize) -> str:
-    """Write the best batch size; at an edge, that it is the smallest or the largest tried."""
+    """Write the best batch size; at an edge, that it is the smallest or the largest tried.
+
+    It is not known if the curve of the losses may be flat, or is lowest where the losses are not.
+    """
     if best.value is not None:
         return f"{best.value:.3g}"
+    if not best.edge:
+        return "not known, because the losses hardly differ"
     low, high = best.range_within_tolerance
     if best.edge == "smallest":
         return f"{low:g}, the smallest tried"
@@ -150,10 +162,16 @@ def describe_budget(budget: BudgetAnswer, plan: Plan) -> str:
     unit = plan.tokens_per_sequence
     if unit > 1:
         sizes += f" ({format_count(low * unit)} to {format_count(high * unit)} tokens)"
+    is_open = budget.best.is_range_open[0] and low > 1, budget.best.is_range_open[1]
+    if all(is_open):
+        sizes += ", all that were tried,"
+    elif any(is_open):
+        sizes += f", and perhaps {'smaller' if is_open[0] else 'larger'} ones,"
     close = budget.answer.compared.write(budget.answer.tolerance)
+    how = "the fitted curve" if budget.best.is_by_curve else "the losses"
     return (
         f"At {format_count(budget.tokens)} {plan.settings.token_unit}, batch sizes {sizes} are "
-        f"within {close} of the best by the fitted curve; the best estimate is "
+        f"within {close} of the best by {how}; the best estimate is "
         f"{describe_best(budget.best)}{describe_interval(budget.best)}."
     )
 
@@ -166,6 +184,8 @@ def describe_growth(growth: Growth, largest: BudgetAnswer, unit: str) -> list[st
         largest: the largest budget.
         unit: what the budgets count, tokens or examples.
     """
+    if not growth.is_tuned:
+        return [NOT_TUNED]
     close = largest.answer.compared.write(largest.answer.tolerance)
     laws = {
         "The best batch size": growth.best,

@@ -27,14 +27,20 @@ LOSSES_BETWEEN = 200  # at which an interpolated curve of losses is looked up
 class BestBatchSize:
     """The best batch size of one budget, in sequences."""
 
-    value: float | None  # None at an edge
+    value: float | None  # None at an edge, and if it is not known
     interval: tuple[float | None, float | None]  # that of a 95 % interval; None: not bounded
-    edge: str  # smallest or largest of those tried, which the best one is; "" if it is neither
+    # smallest or largest of those tried, which the best one is; "" if it is neither or not known
+    edge: str
     # batch sizes whose estimated loss is within the tolerance of the least, inside those tried
     range_within_tolerance: tuple[float, float]
     is_range_open: tuple[bool, bool]  # whether it ends with the batch sizes that were tried
     # curvatures of the loss over log batch sizes, below and above the best one; NaN at an edge
     curvatures: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def is_by_curve(self) -> bool:
+        """Whether the range is that of the fitted curve, and not interpolated between losses."""
+        return self.value is not None
 
     @property
     def may_be_smaller(self) -> bool:
@@ -57,6 +63,11 @@ class BudgetAnswer:
     def is_repetitive(self) -> bool:
         """Whether the data are known to be repeated so often that no law includes the budget."""
         return repeats_too_often(self.epochs)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether rates were searched at the batch sizes, and curves through their losses fit."""
+        return any(row.regret_interval is not None for row in self.answer.batch_sizes)
 
     def optimum(self, unit: int = 1, parameters: float | None = None) -> Optimum | None:
         """Return the best batch size as a point of a law; None at an edge, or if it is not bounded.
@@ -123,8 +134,12 @@ def find_best_batch_size(
     log_sizes = np.log(compared)
     optimum = float(curves.optimum[0])
     edge = _edge_of(optimum, log_sizes, losses)
+    may_be_best = decision.may_be_best[is_compared]
+    is_flat = bool(curves.may_be_flat[0]) and bool(may_be_best.all())
+    if edge and is_flat and not _is_least(edge, losses):
+        best = _unknown_best(compared, losses, margin)
+        return best, float(losses.min()), error
     if edge:
-        may_be_best = decision.may_be_best[is_compared]
         best = _best_at_edge(edge, compared, losses, may_be_best, margin)
         return best, float(losses.min()), error
     low, high = _within(curves, margin)
@@ -207,6 +222,24 @@ def _edge_of(optimum: float, log_sizes: Floats, losses: Floats) -> str:
     if np.isclose(optimum, log_sizes[0]):
         return "smallest"
     return "largest" if np.isclose(optimum, log_sizes[-1]) else ""
+
+
+def _is_least(edge: str, losses: Floats) -> bool:
+    """Return True if the batch size at an edge has the least loss."""
+    return int(losses.argmin()) == (0 if edge == "smallest" else len(losses) - 1)
+
+
+def _unknown_best(sizes: Sequence[int], losses: Floats, margin: float) -> BestBatchSize:
+    """Return that the best batch size is not known, with a range by linear interpolation."""
+    low, is_low_open = end_of_range(sizes, losses, margin, step=-1)
+    high, is_high_open = end_of_range(sizes, losses, margin, step=1)
+    return BestBatchSize(
+        value=None,
+        interval=(None, None),
+        edge="",
+        range_within_tolerance=(low, high),
+        is_range_open=(is_low_open, is_high_open),
+    )
 
 
 def _best_at_edge(

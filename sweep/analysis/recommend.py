@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
-from sweep.analysis.budget_laws import describe_budget, describe_left_out, law_of_range
+from sweep.analysis.budget_laws import NOT_TUNED, describe_budget, describe_left_out, law_of_range
 from sweep.analysis.budgets import BudgetAnswer
 from sweep.analysis.law import (
     LEAST_BUDGETS,
@@ -35,6 +35,8 @@ LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
 WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
 SAME_SIZE = 1.02  # ratio of model sizes that count as equal
 LARGEST_CORRELATION = 0.98  # between log tokens and log model sizes, for a law with both
+LEAST_DEGREES = 2  # of freedom, for the growth of the largest batch size within the tolerance
+LEAST_SIZES = 2  # of an answer
 NO_REGRET: dict[str, float | None] = {"this": None, "kept": None, "published": None}
 NO_EXPONENT: dict[str, Any] = {"exponent": None, "interval": None}
 NO_RATE: dict[str, Any] = {"value": None, "interval": None}
@@ -42,6 +44,7 @@ NOT_KNOWN: dict[str, Any] = {
     **NO_RATE,
     "range_within_tolerance": None,
     "range_for_whole_interval": None,
+    "interval_of_largest": None,
 }
 
 
@@ -108,15 +111,16 @@ def recommend(
     beyond = _factor_beyond(validated, tokens, size)
     is_capped = beyond > LARGEST_FACTOR
     published: list[Published] = []
-    is_language_model = largest.sweep.plan.settings.model.vocabulary is not None
-    if size is not None and is_language_model:
+    is_pretraining = largest.sweep.plan.settings.expected_initial_loss is not None
+    if size is not None and is_pretraining:
         published = published_at(Scale(size, tokens))
 
     law = None
     law_within = None
     if own:
         law, problems = _fit(own)
-        if law is None and len(_model_sizes(own)) <= 1:
+        is_tuned = all(each.budget.is_tuned for each in own)
+        if law is None and is_tuned and len(_model_sizes(own)) <= 1:
             law_within = law_of_range([each.budget for each in own])
     at_budget = _at_budget(own, tokens, size)
     choice = Choice()
@@ -127,7 +131,8 @@ def recommend(
         if not is_capped:
             choice = _choose_by_law(own, law, law_within, tokens, size)
     reasons += choice.reasons
-    if PROVISIONAL_FACTOR < beyond <= LARGEST_FACTOR:
+    has_number = choice.batch_size["value"] or choice.batch_size["range_within_tolerance"]
+    if has_number and PROVISIONAL_FACTOR < beyond <= LARGEST_FACTOR:
         reasons.append(
             f"It is {beyond:.3g} times beyond what was measured, and provisional from "
             f"{PROVISIONAL_FACTOR:g} times on."
@@ -139,6 +144,8 @@ def recommend(
         settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), towards)
         if at_budget is not None:
             settle, seconds = _next_trials([at_budget])
+        elif not is_tuned:
+            settle, seconds = _next_trials(own)
         elif settle is None and choice.batch_size["value"] is None:
             settle, seconds = _next_trials([each for each in own if each.optimum is None])
     else:
@@ -147,6 +154,8 @@ def recommend(
     return Recommendation(
         tokens=tokens,
         params=size,
+        token_unit=largest.sweep.plan.settings.token_unit,
+        optimizer=largest.budget.answer.optimizer,
         at_budget=choice.at_budget,
         law=_describe_law(law, law_within, measured),
         batch_size_tokens=choice.batch_size,
@@ -157,7 +166,8 @@ def recommend(
         cap=_cap(validated, tokens, size) if is_capped else None,
         measured_up_to=largest.budget.tokens,
         recommended_there=largest.budget.answer.recommended * largest.tokens_per_sequence,
-        factor_beyond=beyond,
+        factor_beyond=1.0 if at_budget is not None else beyond,
+        outside=_outside(validated, tokens, size),
         provisional=len(reasons) > 0 or is_capped or choice.is_provisional,
         reasons=reasons,
         tokens_per_sequence=largest.tokens_per_sequence,
@@ -194,9 +204,16 @@ def _measure(sweeps: Sequence[Sweep]) -> list[Measured]:
     measured = []
     for sweep in sweeps:
         if not sweep.budgets:
+            settings = sweep.plan.settings
+            problem = "has no answer yet: finish the sweep, or leave it out"
+            if settings.target is not None:
+                problem = "has a target: sweep budgets of tokens without one"
+            elif sweep.plan.token_budget is None:
+                problem = "has a budget of time: sweep budgets of tokens"
+            elif len(settings.batches) < LEAST_SIZES:
+                problem = f"has {len(settings.batches)} batch size: compare several"
             raise SweepError(
-                f"{sweep.path} must have an answer at a budget of tokens. Finish the sweep, or "
-                "leave it out."
+                f"a law needs answers at budgets of tokens, but {sweep.path} {problem}."
             )
         model = sweep.plan.model
         parameters = None
@@ -232,6 +249,8 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
             ("optimizer", _optimizer(first), _optimizer(each)),
             ("schedule", first.sweep.plan.settings.schedule, each.sweep.plan.settings.schedule),
             ("data", first.sweep.plan.data, each.sweep.plan.data),
+            ("initial weights", first.sweep.plan.start, each.sweep.plan.start),
+            *_shared_settings(first, each),
             ("tokens per sequence", first.tokens_per_sequence, each.tokens_per_sequence),
             ("model of unknown size", _unsized_model(first), _unsized_model(each)),
         ):
@@ -240,6 +259,24 @@ def _refuse_different(measured: Sequence[Measured]) -> None:
                     f"budgets must have the same {name}, got {of_first!r} in {first.sweep.path} "
                     f"and {value!r} in {each.sweep.path}. Leave one out."
                 )
+
+
+def _shared_settings(first: Measured, each: Measured) -> list[tuple[str, Any, Any]]:
+    """Return the names and both values of settings that sweeps of one law share.
+
+    Models of different sizes differ; those of one size must be the same.
+    """
+    settings = first.sweep.plan.settings
+    other = each.sweep.plan.settings
+    shared: list[tuple[str, Any, Any]] = [
+        ("precision", settings.precision, other.precision),
+        ("tokenizer", settings.tokenizer, other.tokenizer),
+        ("workload", settings.workload, other.workload),
+    ]
+    sizes = first.parameters, each.parameters
+    if sizes[0] is not None and sizes[1] is not None and _is_near(sizes[0], sizes[1]):
+        shared.append(("model", settings.model, other.model))
+    return shared
 
 
 def _without_repetitive(measured: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
@@ -309,12 +346,18 @@ def _of_model(
         return own, []
     known = "models of unknown size"
     if sizes:
-        known = join(map(format_count, sizes))
-    return [], [
+        known = f"{join(map(format_count, sizes))} without embeddings"
+    reason = (
         f"Not measured: a model of {format_count(params)} parameters. These sweeps have {known}; "
         f"a law over sizes needs at least {LEAST_MODELS} whose best batch sizes lie inside those "
         "tried."
-    ]
+    )
+    for each in measured:
+        whole = each.sweep.plan.model.parameters
+        if whole and each.parameters and _is_near(whole, params):
+            reason += f" Name that model without its embeddings: --params {each.parameters:.0f}."
+            break
+    return [], [reason]
 
 
 def _model_sizes(measured: Sequence[Measured]) -> list[float]:
@@ -328,6 +371,10 @@ def _model_sizes(measured: Sequence[Measured]) -> list[float]:
 
 def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
     """Fit the law; return it with what weakens it, or with why there is none."""
+    if not all(each.budget.is_tuned for each in own):
+        return None, [NOT_TUNED]
+    if len({each.budget.answer.optimizer for each in own}) > 1:
+        return None, ["No law is fitted, because the best optimizer differs between budgets."]
     optima = [each.optimum for each in own if each.optimum is not None]
     is_of_sizes = len(_model_sizes(own)) > 1
     least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
@@ -404,22 +451,19 @@ def _choose_at_budget(each: Measured) -> Choice:
     answer = each.budget.answer
     best = each.budget.best
     unit = each.tokens_per_sequence
-    low, high = best.interval
     batch_size = answer.recommended * unit
     row = answer[answer.recommended]
     rate = NO_RATE
     if row.best_learning_rate is not None:
         rate = {"value": row.best_learning_rate, "interval": row.learning_rate_interval}
-    decay, beta2 = _rules_of_policy(each, batch_size)
+    decay, beta2 = _values_of_trials(each, answer.recommended)
     return Choice(
         batch_size={
             "value": batch_size,
-            "interval": (
-                None if low is None else low * unit,
-                None if high is None else high * unit,
-            ),
+            "interval": None,  # that of the best one is in `law`
             "range_within_tolerance": tuple(end * unit for end in best.range_within_tolerance),
             "range_for_whole_interval": None,
+            "interval_of_largest": None,
         },
         learning_rate=rate,
         weight_decay=decay,
@@ -479,8 +523,19 @@ def _batch_size(
             f"The exponent is not known well enough: with the errors of the points its interval is "
             f"{grows.width:.2g} wide. More seeds, or a further budget, narrow it."
         ]
+    if law is None and grows.degrees < LEAST_DEGREES:
+        return NOT_KNOWN, [
+            "The largest batch size within the tolerance is known at three budgets, which may lie "
+            "on a line by luck. A further budget tells whether it grows so."
+        ]
     if law is None:
-        return {**NOT_KNOWN, "range_within_tolerance": _range_by_growth(own, grows, tokens)}, []
+        unit = own[0].tokens_per_sequence
+        grown = grows.at(tokens)
+        return {
+            **NOT_KNOWN,
+            "range_within_tolerance": _range_by_growth(own, grows, tokens),
+            "interval_of_largest": (max(unit, grown.low * unit), max(unit, grown.high * unit)),
+        }, []
 
     best = law.at(tokens, size)
     unit = own[0].tokens_per_sequence
@@ -505,6 +560,7 @@ def _batch_size(
         "interval": (max(unit, best.low), max(unit, best.high)),
         "range_within_tolerance": within,
         "range_for_whole_interval": for_whole,
+        "interval_of_largest": None,
     }
     return batch_size, reasons
 
@@ -556,15 +612,44 @@ def _learning_rate(
     return {"value": math.exp(log_rate), "interval": ends}, []
 
 
-def _rules_of_policy(each: Measured, batch_size: float) -> tuple[float, float]:
-    """Return weight decay and β2 at a batch size in tokens, by the rules of the policy."""
+def _rules_of_policy(each: Measured, batch_size: float) -> tuple[float | None, float | None]:
+    """Return weight decay and β2 at a batch size in tokens, by the rules of the policy.
+
+    One that was tuned, or that trainings do not receive, is not known.
+    """
     settings = each.sweep.plan.settings
     unit = each.tokens_per_sequence
     policy = parse_policy(settings.lr)
     sequences = max(1, round(batch_size / unit))
     own = settings.optimizer.of(each.budget.answer.optimizer)
     optimizer = policy.optimizer_at(sequences, unit, own)
-    return optimizer.weight_decay, optimizer.beta2
+    tuned = {*settings.tuning.dimensions}
+
+    def is_known(name: str) -> bool:
+        return settings.workload.receives(name) and name not in tuned
+
+    return (
+        optimizer.weight_decay if is_known("weight_decay") else None,
+        optimizer.beta2 if is_known("beta2") else None,
+    )
+
+
+def _values_of_trials(each: Measured, batch_size: int) -> tuple[float | None, float | None]:
+    """Return weight decay and β2 of the final trials of a measured budget; None if not known."""
+    settings = each.sweep.plan.settings
+    optimizer = each.budget.answer.optimizer
+    rows = []
+    for of_budget in each.sweep.by_budget:
+        if of_budget.plan.token_budget == each.budget.tokens:
+            rows = [row for row in of_budget.plan.known_trials if row.stage == "final"]
+    rows = [row for row in rows if row.batch_size == batch_size]
+    rows = [row for row in rows if not optimizer or row.optimizer == optimizer]
+    decays = {row.weight_decay for row in rows if settings.workload.receives("weight_decay")}
+    betas = {row.beta2 for row in rows if settings.workload.receives("beta2")}
+    return (
+        decays.pop() if len(decays) == 1 else None,
+        betas.pop() if len(betas) == 1 else None,
+    )
 
 
 def _predicted_below(own: Sequence[Measured], tokens: int, size: float | None) -> float | None:
@@ -660,13 +745,19 @@ def _cap(validated: Sequence[Measured], tokens: int, size: float | None) -> str:
     """Write how far the sweeps tell, for a training far outside of them."""
     budgets = [each.budget.tokens for each in validated]
     text = f"Validated at {_write_range(budgets)} tokens"
-    outside = [_write_factor("tokens", tokens, budgets)]
     sizes = _model_sizes(validated)
     if sizes:
         text += f" and {_write_range(sizes)} parameters without embeddings"
+    return f"{text}; this training has {_outside(validated, tokens, size)}."
+
+
+def _outside(validated: Sequence[Measured], tokens: int, size: float | None) -> str:
+    """Write by which factors a training lies outside of what was measured; "" inside."""
+    factors = [_write_factor("tokens", tokens, [each.budget.tokens for each in validated])]
+    sizes = _model_sizes(validated)
     if sizes and size is not None:
-        outside.append(_write_factor("parameters", size, sizes))
-    return f"{text}; this training has {' and '.join(filter(None, outside))}."
+        factors.append(_write_factor("parameters", size, sizes))
+    return " and ".join(filter(None, factors))
 
 
 def _write_range(values: Sequence[float]) -> str:
@@ -677,10 +768,10 @@ def _write_range(values: Sequence[float]) -> str:
 def _write_factor(unit: str, value: float, measured: Sequence[float]) -> str:
     """Write how far a number lies outside of those measured; "" inside."""
     above = value / max(measured)
-    if above > 1:
+    if above > SAME_SIZE:
         return f"{float(f'{above:.3g}'):,g} times as many {unit}"
     below = min(measured) / value
-    if below > 1:
+    if below > SAME_SIZE:
         return f"{float(f'{below:.3g}'):,g} times fewer {unit}"
     return ""
 
@@ -750,10 +841,13 @@ def suggest(params: float, tokens: int) -> Recommendation:
         adam_beta2=None,
         regret=NO_REGRET,
         cap=None,
+        token_unit="tokens",
+        optimizer="",
         at_budget=None,
         measured_up_to=None,
         recommended_there=None,
         factor_beyond=None,
+        outside="",
         provisional=True,
         reasons=["Nothing was measured: published laws are of other models and data."],
         tokens_per_sequence=None,

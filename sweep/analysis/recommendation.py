@@ -25,12 +25,15 @@ class Recommendation:
 
     tokens: int
     params: float | None
+    token_unit: str  # what budgets count: tokens, or examples
+    optimizer: str  # that the recommendation is for; "" if the sweeps have one
     at_budget: str | None  # why, and the range, if this budget was measured
     # exponent and interval, null without a law, those of the largest batch size within the
     # tolerance, which counts without it, and points
     law: dict[str, Any]
     # value, interval, range_within_tolerance, and range_for_whole_interval: within the tolerance
-    # wherever in the interval the best one is, by the curve of the largest budget
+    # wherever in the interval the best one is, by the curve of the largest budget;
+    # interval_of_largest, if the range is that of its growth
     batch_size_tokens: dict[str, Any]
     learning_rate: dict[str, Any]  # value and interval
     weight_decay: float | None
@@ -42,6 +45,7 @@ class Recommendation:
     recommended_there: int | None  # batch size in tokens that its answer recommends
     # how far the training lies outside of the budgets and model sizes; 1 inside
     factor_beyond: float | None
+    outside: str  # by which factors of tokens and parameters, in words; "" inside
     provisional: bool
     reasons: list[str]  # why it is provisional, or why there is no number, sentences
     tokens_per_sequence: int | None  # in the sweeps; null without one
@@ -55,33 +59,19 @@ class Recommendation:
 
 def describe_recommendation(answer: Recommendation) -> list[str]:
     """Write a recommendation in sentences."""
-    unit = answer.tokens_per_sequence
     lines = _describe_batch_size(answer)
     is_known = answer.batch_size_tokens["value"] is not None
     if answer.measured_up_to and answer.recommended_there and not is_known:
         lines.append(
-            f"At {format_count(answer.measured_up_to)} tokens `sweep answer` recommends batch size "
-            f"{_batch_sizes([answer.recommended_there], unit)}."
+            f"At {format_count(answer.measured_up_to)} {answer.token_unit} `sweep answer` "
+            f"recommends batch size {_batch_sizes([answer.recommended_there], answer)}."
         )
-    rate = answer.learning_rate
-    if rate["value"] is not None:
-        text = f"Learning rate there: {rate['value']:.2g}"
-        if rate["interval"] is not None:
-            low, high = rate["interval"]
-            text += f" (95 % interval {low:.2g} to {high:.2g})"
-        lines.append(
-            f"{text}; weight decay {answer.weight_decay:.3g} and β2 {answer.adam_beta2:.7g} by the "
-            "rules of the policy."
-        )
+    if answer.learning_rate["value"] is not None:
+        lines.append(_describe_rate(answer))
     if answer.cap is not None:
         lines.append(answer.cap)
-    elif answer.factor_beyond is not None and answer.measured_up_to is not None:
-        text = f"Validated up to {format_count(answer.measured_up_to)} tokens"
-        if answer.factor_beyond > 1:
-            is_larger = answer.tokens > answer.measured_up_to
-            where = "beyond" if is_larger else "outside of what was measured"
-            text += f"; this is {answer.factor_beyond:.3g} times {where}"
-        lines.append(f"{text}.")
+    elif answer.measured_up_to is not None:
+        lines.append(_describe_validity(answer))
     lines += answer.reasons
     lines += _describe_exponents(answer.law)
     lines += _describe_regret(answer)
@@ -93,11 +83,40 @@ def describe_recommendation(answer: Recommendation) -> list[str]:
     return lines
 
 
+def _describe_rate(answer: Recommendation) -> str:
+    """Write the learning rate with its interval, and weight decay and β2 as far as known."""
+    rate = answer.learning_rate
+    text = f"Learning rate there: {rate['value']:.2g}"
+    if rate["interval"] is not None:
+        low, high = rate["interval"]
+        text += f" (95 % interval {low:.2g} to {high:.2g})"
+    others = []
+    if answer.weight_decay is not None:
+        others.append(f"weight decay {answer.weight_decay:.3g}")
+    if answer.adam_beta2 is not None:
+        others.append(f"β2 {answer.adam_beta2:.7g}")
+    if others:
+        text += f"; {' and '.join(others)}"
+        if answer.at_budget is None:
+            text += " by the rules of the policy"
+    return f"{text}."
+
+
+def _describe_validity(answer: Recommendation) -> str:
+    """Write up to which budget the sweeps reach, and how far outside this training is."""
+    assert answer.measured_up_to is not None and answer.factor_beyond is not None
+    text = f"Validated up to {format_count(answer.measured_up_to)} {answer.token_unit}"
+    if not answer.outside or answer.at_budget is not None:
+        return f"{text}."
+    if answer.outside.endswith(f"times as many {answer.token_unit}"):
+        return f"{text}; this is {answer.factor_beyond:.3g} times beyond."
+    return f"{text}; this training has {answer.outside}."
+
+
 def _describe_batch_size(answer: Recommendation) -> list[str]:
     """Write the batch size and the range within the tolerance, or that they are not known."""
     size = answer.batch_size_tokens
-    unit = answer.tokens_per_sequence
-    training = f"{format_count(answer.tokens)} tokens"
+    training = f"{format_count(answer.tokens)} {answer.token_unit}"
     within = size["range_within_tolerance"]
     if size["value"] is None and within is None:
         return [f"The best batch size for {training} is not known."]
@@ -105,18 +124,26 @@ def _describe_batch_size(answer: Recommendation) -> list[str]:
         end = "the range within the tolerance is about"
         if within[0] is None:
             within, end = within[1:], "the largest one within the tolerance is about"
+        ends = _batch_sizes(size["interval_of_largest"], answer)
         return [
             f"The best batch size for {training} is not known. By its growth, {end} "
-            f"{_batch_sizes(within, unit)}."
+            f"{_batch_sizes(within, answer)}; the 95 % interval of its end: {ends}."
         ]
     start = "Provisionally, use" if answer.provisional else "Use"
-    text = f"{start} batch size {_batch_sizes([size['value']], unit)} for {training}"
+    text = f"{start} batch size {_batch_sizes([size['value']], answer)}"
+    if answer.optimizer:
+        text += f" with {answer.optimizer}"
+    text += f" for {training}"
     if answer.at_budget is not None:
         return [f"{text}, which was measured: {answer.at_budget}"]
-    lines = [f"{text}. Its 95 % interval: {_batch_sizes(size['interval'], unit)}."]
+    low, high = size["interval"]
+    interval = f"Its 95 % interval: {_batch_sizes((low, high), answer)}."
+    if low == high:
+        interval = "Its 95 % interval ends below one sequence."
+    lines = [f"{text}. {interval}"]
     if within is not None:
         lines.append(
-            f"Within the tolerance, if this is the best one: {_batch_sizes(within, unit)}."
+            f"Within the tolerance, if this is the best one: {_batch_sizes(within, answer)}."
         )
         lines.append(_describe_whole_interval(answer))
     return lines
@@ -128,7 +155,7 @@ def _describe_whole_interval(answer: Recommendation) -> str:
     within = answer.batch_size_tokens["range_for_whole_interval"]
     if within is None:
         return f"No batch size is within the tolerance {anywhere}."
-    sizes = _batch_sizes(within, answer.tokens_per_sequence)
+    sizes = _batch_sizes(within, answer)
     return f"Within the tolerance, {anywhere}: {sizes}."
 
 
@@ -152,6 +179,9 @@ def _describe_regret(answer: Recommendation) -> list[str]:
         "kept": "the best one of the smallest budget",
         "published": "that of a published law",
     }
+    best = [law.name for law in answer.published if law.kind == "best" and law.value is not None]
+    if best:
+        choices["published"] = f"that of {best[0]}"
     known = {name: loss for name, loss in answer.regret.items() if loss is not None}
     if not known:
         return []
@@ -196,11 +226,12 @@ def describe_suggestion(answer: Recommendation) -> list[str]:
     return [*lines, *answer.reasons, TO_MEASURE]
 
 
-def _batch_sizes(ends: Sequence[float], unit: int | None) -> str:
+def _batch_sizes(ends: Sequence[float], answer: Recommendation) -> str:
     """Write one batch size, or a range, in tokens and in sequences."""
     tokens = " to ".join(_rounded(end) for end in ends)
+    unit = answer.tokens_per_sequence
     if unit is None or unit == 1:
-        return f"{tokens} tokens"
+        return f"{tokens} {answer.token_unit}"
     sequences = " to ".join(f"{float(f'{end / unit:.3g}'):,g}" for end in ends)
     noun = "sequence" if sequences == "1" else "sequences"
     return f"{tokens} tokens ({sequences} {noun} of {unit:,})"

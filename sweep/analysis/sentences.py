@@ -16,7 +16,7 @@ from sweep.decision.trials import End
 BEST = "the best of those tried"
 BEST_OF_COMPARED = "the best of those compared"
 LONGER = (
-    "For longer trainings the best batch size usually grows: published exponents of the budget are "
+    "In pretraining, the best batch size usually grows with the budget: published exponents are "
     f"{EXPONENTS[0]} to {EXPONENTS[1]}, fitted to language models of over 0.1 billion parameters, "
     "so no number is computed from them here."
 )

@@ -278,11 +278,12 @@ def _plot_best_batch_sizes(sweep: Sweep) -> Spec:
     for budget in sweep.budgets:
         interval = budget.best.interval
         within = budget.best.range_within_tolerance
+        bounds = {"smallest": within[0], "largest": within[1]}
         rows.append(
             {
                 "budget": budget.tokens,
                 best_size: budget.best.value,
-                "bound": None if budget.best.value is not None else within[0],
+                "bound": bounds.get(budget.best.edge),
                 "low": interval[0],
                 "high": interval[1],
                 "within from": within[0],

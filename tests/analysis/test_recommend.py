@@ -4,14 +4,16 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 
 from sweep.analysis.budget_laws import describe_best, describe_growth, growth_of
-from sweep.analysis.budgets import with_worth
+from sweep.analysis.budgets import find_best_batch_size, with_worth
 from sweep.analysis.recommend import recommend, suggest
 from sweep.analysis.recommendation import describe_recommendation, describe_suggestion
 from sweep.analysis.results import load_sweep
+from sweep.decision.decision import decide
 from sweep.errors import SweepError
 from sweep.plan.plan import parse_plan
 from sweep.trial.files import read_json, write_json
@@ -128,21 +130,27 @@ def test_a_best_batch_size_at_an_edge_gives_a_range_by_its_growth(tmp_path):
 
     folders = [
         write_budget(tmp_path / f"s{n}", n, sizes=[1, 4, 16, 64, 256], noise=1e-4, loss=monotone)
-        for n in (1000, 4000, 16_000)
+        for n in (500, 2000, 8000, 32_000)
     ]
-    answer = recommend(folders, 64_000 * SEQUENCE)
+    answer = recommend(folders, 128_000 * SEQUENCE)
     assert answer.batch_size_tokens["value"] is None
     low, high = answer.batch_size_tokens["range_within_tolerance"]
     assert low == SEQUENCE
-    assert high == pytest.approx(0.1 * 64_000**0.74 * SEQUENCE, rel=0.4)
+    truth = 0.1 * 128_000**0.74 * SEQUENCE
+    assert high == pytest.approx(truth, rel=0.4)
+    low, high = answer.batch_size_tokens["interval_of_largest"]
+    assert low < truth < high
     assert {point["edge"] for point in answer.law["points"]} == {"smallest"}
     low, high = answer.law["largest_within_tolerance"]["interval"]
     assert low < 0.74 < high
     lines = describe_recommendation(answer)
-    start = "The best batch size for 4.1M tokens is not known. By its growth, the range"
-    assert lines[0].startswith(start)
-    assert any("At 3 of 3 budgets the best one is batch size 1" in line for line in lines)
-    assert lines[1].startswith("At 1.02M tokens `sweep answer` recommends batch size ")
+    start = "The best batch size for 8.19M tokens is not known. By its growth, the range"
+    assert lines[0].startswith(start) and "the 95 % interval of its end: " in lines[0]
+    assert any("At 4 of 4 budgets the best one is batch size 1" in line for line in lines)
+    assert lines[1].startswith("At 2.05M tokens `sweep answer` recommends batch size ")
+    three = recommend(folders[:3], 32_000 * SEQUENCE)
+    assert three.batch_size_tokens["range_within_tolerance"] is None
+    assert any("on a line by luck" in reason for reason in three.reasons)
 
 
 def test_the_smallest_size_tried_gives_no_range_if_smaller_ones_may_be_better(tmp_path):
@@ -292,6 +300,9 @@ def test_another_model_s_budget_validates_nothing(folders, tmp_path):
         ({"tokens_per_sequence": 128}, "the same tokens per sequence"),
         ({"optimizer": {"weight_decay": 0.2}}, "the same optimizer"),
         ({"schedule": {"name": "constant"}}, "the same schedule"),
+        ({"start": {"sha256": "0" * 64}}, "the same initial weights"),
+        ({"settings": {"precision": "bf16"}}, "the same precision"),
+        ({"settings": {"tokenizer": "bytes"}}, "the same tokenizer"),
     ],
 )
 def test_sweeps_that_no_law_may_combine_are_refused(folders, tmp_path, change, problem):
@@ -302,6 +313,7 @@ def test_sweeps_that_no_law_may_combine_are_refused(folders, tmp_path, change, p
         for name, values in change.items()
         if name in ("optimizer", "schedule")
     }
+    of_settings |= change.get("settings", {})
     if of_settings:
         change = {"settings": plan.settings.model_copy(update=of_settings)}
     plan = plan.model_copy(update=change)
@@ -335,6 +347,41 @@ def test_without_noise_a_gap_is_worth_what_it_is(folders, gap):
         share = 1 - brentq(excess, BUDGETS[0], sequences) / sequences
         least, most = with_worth(budgets, index).batch_sizes[0].worth_in_tokens
         assert least < share < most < least + 0.1
+
+
+def test_rates_that_were_not_tuned_give_no_law(tmp_path):
+    folders = [write_budget(tmp_path / f"s{n}", n, lr="1e-3") for n in BUDGETS]
+    answer = recommend(folders, 4 * BUDGETS[-1] * SEQUENCE)
+    assert answer.law["exponent"] is None and answer.batch_size_tokens["value"] is None
+    assert answer.batch_size_tokens["range_within_tolerance"] is None
+    assert any("the rates were not tuned" in reason for reason in answer.reasons)
+    assert "--lr tuned" in answer.settle
+    growth = growth_of([load_sweep(folder).budgets[0] for folder in folders])
+    assert growth.best is None and growth.within is None and growth.excess is None
+
+
+def test_tuned_values_of_the_optimizer_are_those_of_the_trials(tmp_path):
+    path = write_budget(tmp_path / "s", 40_000)
+    plan = parse_plan(read_json(path / "plan.json"), "the plan")
+    tuning = plan.settings.tuning.model_copy(update={"dimensions": ("lr", "beta2")})
+    rows = [row.model_copy(update={"beta2": 0.95}) for row in plan.trials]
+    settings = plan.settings.model_copy(update={"tuning": tuning})
+    plan = plan.model_copy(update={"settings": settings, "trials": tuple(rows)})
+    write_json(path / "plan.json", plan.model_dump(mode="json"))
+    assert recommend([path], 40_000 * SEQUENCE).adam_beta2 == 0.95
+
+
+def test_a_curve_that_may_be_flat_has_no_best_batch_size_at_an_edge():
+    losses = np.array([2.0003, 2.0, 2.0008, 2.0006, 2.0004])
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(5, 3))
+    values = losses[:, None] + 0.01 * (noise - noise.mean(1, keepdims=True))
+    decision = decide(values, None, np.zeros(5))
+    best, _, _ = find_best_batch_size([4, 8, 16, 32, 64], decision, [3] * 5, 0.01)
+    if best.value is None:
+        assert best.edge == "" and "not known" in describe_best(best)
+    assert best.interval == (None, None)
+    assert best.range_within_tolerance == (4, 64) and best.is_range_open == (True, True)
 
 
 def test_a_measured_budget_has_its_own_answer(folders):

@@ -27,6 +27,7 @@ LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 LEAST_THROUGHPUT = 0.6  # as a share of the sequences per second at a smaller batch size
 MOST_INITIAL_MISFIT = 0.25  # nats; random logits add up to about 0.15
+SPREAD_OF_TOKENS = 2.0  # nats; over two standard deviations of a token's loss before training
 MOST_STATUS_CHARACTERS = 40
 
 
@@ -592,12 +593,14 @@ def many_epochs(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     blocks_claims=True,
 )
 def initial_loss(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    """Fail if the loss before training is more than 0.25 nats from ln V."""
+    """Fail if the loss before training is more than 0.25 nats from ln V, and 2/√n for n tokens."""
     rows = table.rows.dropna(subset=["initial_train_loss"])
     losses = rows["initial_train_loss"]
     expected = rows["expected_initial_loss"].max()
     evidence = f"Loss before training: {_range(rows, losses, '.3f')}; ln V is {expected:.3f}."
-    is_off = (losses - expected).abs() > MOST_INITIAL_MISFIT
+    tokens = (rows["batch_size"] * rows["context_length"]).astype(float)  # of the first step
+    sampling = SPREAD_OF_TOKENS * tokens.pow(-0.5).fillna(0.0)
+    is_off = (losses - expected).abs() > MOST_INITIAL_MISFIT + sampling
     return Verdict(evidence, batch_sizes=rows["batch_size"][is_off])
 
 
