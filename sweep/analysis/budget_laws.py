@@ -151,6 +151,8 @@ def describe_interval(best: BestBatchSize) -> str:
 
 def describe_budgets(budgets: Sequence[BudgetAnswer], growth: Growth, plan: Plan) -> list[str]:
     """Write the range and the best batch size of each budget, and how the best one grows."""
+    if not budgets:
+        return []
     lines = [describe_budget(budget, plan) for budget in budgets]
     return lines + describe_growth(growth, budgets[-1], plan.settings.token_unit)
 

@@ -141,6 +141,9 @@ def command_with(plan: Plan, **changes: Any) -> str:
         flags["budget"] = plan.token_budget
     if (is_of_other and "batches" in flags) or flags.get("batches") == "auto":
         flags["batches"] = sorted({row.batch_size for row in plan.trials})
+    is_tuned = any(row.stage == "tune" for row in plan.trials)
+    if plan.settings.tuning.centred_by == "rule" and is_tuned:
+        flags["centre"] = "rule"  # a part has it without the flag
     kept = {name: value for name, value in flags.items() if name not in changes}
     return shlex.join(typed_command(experiment, kept | changes))
 

@@ -84,6 +84,16 @@ class Forecasts:
             largest[kind] = max(others, key=lambda c: (c.microbatch_size, c.science.batch_size))
         if all(self.of(config).needed_bytes <= limit_bytes for config in largest.values()):
             return {}
+        evaluated = min(
+            configs[0].execution.evaluation_batch_size,
+            max(config.microbatch_size for config in largest.values()),
+        )
+        evaluations = [
+            config.with_microbatch(config.microbatch_size, evaluation_batch_size=evaluated)
+            for config in largest.values()
+        ]
+        if all(self.of(config).needed_bytes <= limit_bytes for config in evaluations):
+            return {"evaluation_batch_size": evaluated}  # only evaluations were too large
 
         group = configs[0].sequences_per_group
         execution = configs[0].execution

@@ -45,7 +45,8 @@ class Knob(NamedTuple):
 
     def with_settings_of(self, other: "Knob") -> "Knob":
         costs = (*self.costs, *other.costs)
-        return Knob({**self.settings, **other.settings}, costs)
+        keeps_losses = self.keeps_losses and other.keeps_losses
+        return Knob({**self.settings, **other.settings}, costs, keeps_losses)
 
 
 def advise_memory(experiment: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -120,14 +121,17 @@ class _Advisor:
         candidates = [Knob({})]  # a microbatch that fits, which the plan chooses
         if self.request.chooses_microbatch:
             candidates = [knob for knob in every if "microbatch" in knob.settings]
+        smallest = candidates[-1] if candidates else Knob({})
         neutral = [knob for knob in every if knob.keeps_losses]
         neutral = [knob for knob in neutral if "microbatch" not in knob.settings]
         candidates += neutral
-        together = Knob({})
+        together = smallest
+        candidates += [smallest.with_settings_of(knob) for knob in neutral]
         for knob in neutral:
             together = together.with_settings_of(knob)
             candidates.append(together)
-        candidates += [knob for knob in every if not knob.keeps_losses]
+        others = [knob for knob in every if not knob.keeps_losses]
+        candidates += [*others, *(smallest.with_settings_of(knob) for knob in others)]
         for knob in candidates:
             row = self._try("", knob)
             if row is not None and row["fits"]:

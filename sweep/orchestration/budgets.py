@@ -98,6 +98,11 @@ def with_predictions(request: Request, stored: Plan | None = None) -> Request:
             sizes = _possible_sizes(wanted, stored, experiment, tokens)
         experiment = experiment.model_copy(update={"batches": sizes})
     predicted = None if present is not None else _predicted_rate(stored, experiment)
+    if predicted is not None and stored.is_part:
+        raise SweepError(
+            "the first rates of a further budget follow from the results of all parts. Merge the "
+            "parts, and run this in a copy of the merged folder."
+        )
     if predicted is not None:
         tuning = experiment.tuning.model_copy(update={"own_rate": predicted})
         experiment = experiment.model_copy(update={"tuning": tuning})

@@ -28,6 +28,7 @@ class Merged:
     plan: Plan
     copied: int  # trials
     present: int  # trials that the folder already had
+    unfinished: int  # trials of the plan that have no result
 
 
 def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
@@ -44,7 +45,9 @@ def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
             raise SweepError(f"--out must be another folder than the parts, got {out.path}.")
         if is_locked(part.lock_path):
             raise SweepError(f"{part.path} is in use by a command. Wait for it, or stop it.")
-        damage = find_damage(part)
+        others = [other for other in parts if other is not part]
+        missing = _trials_without_folder(part, others)
+        damage = find_damage(part, without=missing)
         if damage:
             raise SweepError(f"{part.path} must be intact, but {cut(damage[0])} Copy it again.")
     _refuse_other_timings(parts)
@@ -62,7 +65,16 @@ def merge_sweeps(parts: Sequence[SweepFolder], out: SweepFolder) -> Merged:
         rows = (*plan.known_trials, *plan.waiting_searches)
         saved = plan.model_copy(update={"trials": rows})
         write_json(out.plan_path, saved.model_dump(mode="json"))
-    return Merged(plan, copied, len(sources) - copied)
+    states = [out.trial(trial_id).read_status().state for trial_id in sources]
+    unfinished = sum(not state.is_finished for state in states)
+    return Merged(plan, copied, len(sources) - copied, unfinished)
+
+
+def _trials_without_folder(part: SweepFolder, others: Sequence[SweepFolder]) -> frozenset[str]:
+    """Return the trials whose folders a user has removed, and that another part has."""
+    missing = {trial.id for trial in part.trials() if not trial.path.exists()}
+    elsewhere = {trial.id for other in others for trial in other.trials() if trial.path.exists()}
+    return frozenset(missing & elsewhere)
 
 
 def _refuse_other_timings(parts: Sequence[SweepFolder]) -> None:
@@ -112,6 +124,8 @@ def _sources_of(folders: Sequence[SweepFolder]) -> dict[str, TrialFolder]:
     sources: dict[str, TrialFolder] = {}
     for folder in folders:
         for trial in folder.trials():
+            if not trial.path.exists():  # another folder has it
+                continue
             known = sources.get(trial.id)
             if known is None:
                 sources[trial.id] = trial

@@ -224,19 +224,22 @@ def _with_kind_of_steps(plan: Plan, machine: Machine, request: Request) -> Plan:
 
 
 def _find_plan(folder: SweepFolder, code: Any, gpu: str | None) -> Plan | None:
-    """Return the plan of a folder; None if it is to be replaced before any trial has a result.
+    """Return the plan of a folder; None if it is to be replaced.
 
     Args:
         folder: the folder.
-        code: hashes of the user's code; a plan of other code is replaced.
-        gpu: a GPU that is planned for without being here; a plan for another one is replaced, as
-            by a sweep on this machine.
+        code: hashes of the user's code; a plan of other code is replaced before any trial has a
+            result.
+        gpu: a GPU that is planned for without being here; a plan for another one, or for this
+            machine, is replaced before any trial has begun.
     """
     plan = load_plan(folder)
     if plan is None or not _is_for_others(plan, code, gpu):
         return plan
-    has_results = any(map(TrialFolder.find_result, folder.trials()))
-    return plan if has_results else None
+    if any(map(TrialFolder.find_result, folder.trials())):
+        return plan
+    has_begun = any(trial.state_path.exists() for trial in folder.trials())
+    return plan if has_begun and plan.code == code else None
 
 
 def _is_for_others(plan: Plan, code: Any, gpu: str | None) -> bool:
@@ -253,6 +256,8 @@ def save_plan(plan: Plan, folder: SweepFolder, timing: Timing | None = None) -> 
     stored = _find_plan(folder, plan.code, plan.execution.gpu)
     if stored is not None:
         plan = _merge_plan(stored, plan, folder)
+    elif folder.plan_path.exists():
+        LOG.warning(f"The plan in {folder.plan_path}, of which no trial has begun, is replaced.")
     folder.path.mkdir(parents=True, exist_ok=True)
     if not plan.sweep_uid:  # new, or written again after the user removed it
         uid = read_record(folder).get("sweep_uid")

@@ -91,6 +91,8 @@ def read_request(
     command, unrecorded = record_command(experiment, settings, out)
     services = parse(services_table(executors_of(settings)))
     execution = parse(Execution)
+    if execution.gpu is not None and execution.device_type == "cpu":
+        raise SweepError("--gpu plans for a GPU, got --device cpu. Leave one of the two out.")
     if execution.gpu is not None and execution.device == "auto":
         execution = execution.model_copy(update={"device": "cuda"})
     parsed = load_experiment(experiment, settings, keeps_model_sizes)

@@ -12,6 +12,8 @@ from typing import Any
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial
 
+QUOTED_NO = "'no'"  # which YAML 1.1 takes for false without quotes
+
 
 def _deepspeed(plan: Plan, row: PlannedTrial) -> str:
     """Return a configuration of DeepSpeed: https://www.deepspeed.ai/docs/config-json."""
@@ -36,7 +38,7 @@ def _accelerate(plan: Plan, row: PlannedTrial) -> str:
         f"# batch size {row.batch_size} = {row.microbatch_size} (data loader of each process) × "
         f"{row.devices} processes × {row.gradient_accumulation_steps} (accumulation)",
         "compute_environment: LOCAL_MACHINE",
-        f"mixed_precision: {'bf16' if _is_half(plan) else 'no'}",
+        f"mixed_precision: {'bf16' if _is_half(plan) else QUOTED_NO}",
         "num_machines: 1",
         f"num_processes: {row.devices}",
     ]
@@ -51,7 +53,7 @@ def _accelerate(plan: Plan, row: PlannedTrial) -> str:
         lines += [f"  gradient_clipping: {clip}"] if clip else []
     else:
         is_cpu = plan.execution.device_type == "cpu"
-        kind = "NO"
+        kind = "'NO'"
         if row.devices > 1:
             kind = "MULTI_CPU" if is_cpu else "MULTI_GPU"
         lines += [f"distributed_type: {kind}", f"use_cpu: {str(is_cpu).lower()}"]
@@ -75,10 +77,10 @@ def _trl(plan: Plan, row: PlannedTrial) -> str:
     if plan.execution.zero:
         stage = plan.execution.zero
         lines.append(f"# ZeRO stage {stage} is set by the launcher, or by `deepspeed: FILE` here")
-    if plan.execution.activation_checkpointing:
-        lines.append(
-            "activation_checkpointing: true  # gradient_checkpointing before transformers 5.2"
-        )
+    recomputes = str(plan.execution.activation_checkpointing).lower()
+    lines.append(f"gradient_checkpointing: {recomputes}")  # TRL's own default is true
+    if plan.settings.precision == "bf16-pure":
+        lines.append("# bf16-pure: load the weights in bf16 too (dtype of model_init_kwargs)")
     if row.learning_rate is not None:
         lines.append(f"learning_rate: {_yaml_number(row.learning_rate)}")
     workload = plan.settings.workload
@@ -151,13 +153,19 @@ def export_plan(plan: Plan, name: str) -> str:
     """Return the only batch size of a plan as the file of another trainer.
 
     Raises:
-        SweepError: if the plan has several batch sizes, or its steps are not known yet.
+        SweepError: if the plan has several batch sizes, optimizers or policies, or its steps are
+            not known yet.
     """
     finals = [row for row in plan.trials if row.stage == "final"]
-    sizes = sorted({row.batch_size for row in finals})
-    if len(sizes) != 1:
-        listed = ", ".join(map(str, sizes))
-        raise SweepError(f"--export writes one batch size, got {listed}. Name one of --batches.")
+    kinds = {
+        "batch size": ("--batches", [str(row.batch_size) for row in finals]),
+        "optimizer": ("--optimizers", [str(row.optimizer) for row in finals]),
+        "rate": ("--lr", [row.policy for row in finals]),
+    }
+    for kind, (flag, values) in kinds.items():
+        listed = ", ".join(dict.fromkeys(values))
+        if len({*values}) > 1:
+            raise SweepError(f"--export writes one {kind}, got {listed}. Name one of {flag}.")
     row = finals[0]
     if not row.steps:
         raise SweepError("--export needs steps that are known. Give a --budget of tokens.")

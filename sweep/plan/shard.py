@@ -14,6 +14,7 @@ from sweep.config.experiment import Experiment
 from sweep.errors import SweepError
 from sweep.plan.commands import parse_command, typed_command
 from sweep.plan.plan import Plan
+from sweep.plan.policies import is_tuned
 
 MOST_PARTS = 1000
 
@@ -45,6 +46,11 @@ class Shard:
         """Refuse an experiment whose parts would need results of others."""
         if experiment.chooses_batches:
             raise SweepError("--shard needs batch sizes that are known. Name --batches.")
+        if len(experiment.by_budget) > 1 and is_tuned(experiment.lr):
+            raise SweepError(
+                "--shard with tuned rates needs one --budget, because the first rates of a larger "
+                "one follow from the results of all parts. Merge the parts of each budget first."
+            )
         if experiment.time_budget_seconds is not None and not has_timing:
             raise SweepError("--shard with a --budget of time needs --timing FILE, for all parts.")
 

@@ -1,6 +1,6 @@
 """Every kind of file of a sweep, and how damage to it is found."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -68,10 +68,17 @@ SWEEP_FILES: dict[str, Callable[[SweepFolder], object] | None] = {
 }
 
 
-def find_damage(folder: SweepFolder) -> list[str]:
-    """Return a sentence about each damaged file of a sweep with an intact plan."""
+def find_damage(folder: SweepFolder, without: Collection[str] = ()) -> list[str]:
+    """Return a sentence about each damaged file of a sweep with an intact plan.
+
+    Args:
+        folder: the sweep.
+        without: trials that need no folder.
+    """
     checks = [partial(check, folder) for check in filter(None, SWEEP_FILES.values())]
     for trial in folder.trials():
+        if trial.id in without:
+            continue
         checks += [partial(check, trial) for check in filter(None, TRIAL_FILES.values())]
     problems = []
     for check in checks:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sweep.config.gpus import GPUS
+from sweep.trial.folder import SweepFolder
 
 PLAN = ("plan", "quick", "--budget", "100k", "--batches", "4,16", "--json")
 
@@ -90,3 +91,32 @@ def test_a_gpu_without_units_for_a_precision_is_said(call):
 
 def test_a_size_without_its_unit_is_refused(refuse):
     assert "such as 24GB" in refuse("forecast", "quick", "--device-memory", "24")
+
+
+def test_a_plan_replaces_no_trial_that_has_begun(call):
+    words = ("quick", "--budget", "64k", "--seeds", "1", "--lr", "5e-3", "--out", "out")
+    assert call("plan", *words, "--batches", "4,8")[0] == 0
+    folder = SweepFolder(Path("out"))
+    trial = folder.trials()[0]
+    trial.write_status(trial.read_status())  # as an attempt does, long before any result
+    code, _ = call("plan", *words, "--batches", "16", "--gpu", "h100")
+    assert code == 2 and "was decided as" in call.stderr
+    assert {row["batch_size"] for row in folder.read_plan()["trials"]} == {4, 8}
+
+
+def test_a_gpu_and_a_cpu_are_not_planned_together(refuse):
+    assert "Leave one of the two out" in refuse("plan", "quick", "--gpu", "h100", "--device", "cpu")
+
+
+def test_an_export_is_of_one_budget(refuse):
+    words = ("plan", "quick", "--batches", "16", "--budget", "4096,16384", "--export", "trl")
+    assert "writes one budget" in refuse(*words)
+
+
+@pytest.mark.parametrize("memory", ["6MiB", "5MiB"])
+def test_a_plan_and_a_forecast_agree_on_what_fits(call, memory):
+    words = ("quick", "--batches", "16", "--microbatch", "1", "--device-memory", memory)
+    plan = json.loads(call("plan", *words, "--budget", "64k", "--json")[1])
+    forecast = json.loads(call("forecast", *words, "--json")[1])
+    (point,) = forecast["points"]
+    assert point["fits"] == ("does not fit" not in plan["execution"]["reason"])

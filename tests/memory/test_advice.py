@@ -44,6 +44,13 @@ def test_the_plans_microbatch_is_the_least_change_if_it_fits(advised):
     assert least["fits"] and least["flags"] == "" and least["gradient_accumulation_steps"] > 1
 
 
+def test_a_given_microbatch_is_made_smaller_together_with_other_settings():
+    settings = {"batches": (16,), "microbatch": 16, "device_memory": "3.95MiB"}
+    least = advise_memory("quick", **settings)["advice"]["least"]
+    assert least["fits"] and "--microbatch 1 " in f"{least['flags']} "
+    assert least["effect"].startswith("the same losses")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory", "flags", "is_split"),

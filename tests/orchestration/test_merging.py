@@ -101,6 +101,44 @@ def test_a_trial_with_two_results_is_refused_by_name(copies, tmp_path):
         with pytest.raises(SweepError, match=f"trial {trial.id} must have one result"):
             merge_paths([copies[0], tmp_path / "other"], tmp_path / "merged")
     assert not (tmp_path / "merged" / "plan.json").exists()
+    shutil.rmtree(other.path)  # as the message says
+    merged = merge_paths([tmp_path / "other", copies[0]], tmp_path / "merged")
+    assert (merged.copied, merged.unfinished) == (2, 0)
+    with pytest.raises(SweepError, match="must be intact"):  # no part has it any more
+        merge_paths([tmp_path / "other", copies[1]], tmp_path / "without")
+
+
+def test_a_merge_tells_how_many_trials_have_no_result(copies, tmp_path):
+    (trial, _) = SweepFolder(copies[0]).trials()
+    trial.clear()
+    trial.state_path.unlink()
+    merged = merge_paths(copies, tmp_path / "merged")
+    assert (merged.copied, merged.unfinished) == (6, 1)
+
+
+def test_parts_of_several_budgets_are_joined_if_rates_are_fixed(tmp_path):
+    settings = {**SETTINGS, "budget": "4096,16384", "batches": "4,8", "seeds": 1}
+    run_sweep("quick", out=tmp_path / "whole", **settings)
+    parts = [tmp_path / "1", tmp_path / "2"]
+    for index, part in enumerate(parts, start=1):
+        swept = run_sweep("quick", out=part, shard=f"{index}/2", **settings)
+        assert len(swept.sentences()) > 0  # each budget has one batch size
+    merge_paths(parts, tmp_path / "merged")
+    assert curves(tmp_path / "merged") == curves(tmp_path / "whole")
+    del settings["show_progress"]
+    with pytest.raises(SweepError, match="--shard with tuned rates needs one --budget"):
+        plan_sweep("quick", out=tmp_path / "tuned", shard="1/2", lr="tuned", **settings)
+
+
+def test_the_next_command_after_a_merge_keeps_the_centre_of_the_rates(tmp_path):
+    settings = {**SETTINGS, "lr": "tuned", "batches": "4,8"}
+    parts = [tmp_path / "1", tmp_path / "2"]
+    for index, part in enumerate(parts, start=1):
+        run_sweep("quick", out=part, shard=f"{index}/2", **settings)
+    merge_paths(parts, tmp_path / "merged")
+    answer = load_sweep(tmp_path / "merged").answer()
+    commands = [command for command in (answer.settle, answer.settle_longer) if command]
+    assert commands and all("--centre rule" in command for command in commands)
 
 
 def test_a_merge_that_is_killed_is_repeated(copies, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Plans in the words of other trainers; those marked peers are read by the trainers themselves."""
 
 import json
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -49,6 +51,13 @@ def test_the_three_numbers_multiply_in_the_words_of_each_trainer(plans, name):
     accelerate = yaml.safe_load(export_plan(plan, "accelerate"))
     assert accelerate["num_processes"] == devices
     assert accelerate["mixed_precision"] == "bf16"
+    assert trl["gradient_checkpointing"] is False
+
+
+def test_words_of_accelerate_are_texts_in_yaml():
+    plan = plan_sweep("quick", batches=16, microbatch=4, budget="64k", precision="fp32")
+    accelerate = yaml.safe_load(export_plan(plan, "accelerate"))
+    assert (accelerate["mixed_precision"], accelerate["distributed_type"]) == ("no", "NO")
 
 
 def test_grpo_is_exported_with_its_groups():
@@ -70,6 +79,12 @@ def test_several_batch_sizes_are_not_exported():
     for name in EXPORTS:
         with pytest.raises(SweepError, match="writes one batch size, got 8, 16"):
             export_plan(plan, name)
+
+
+def test_optimizers_and_policies_are_exported_apart():
+    plan = plan_sweep("quick", batches=16, budget="64k", optimizers=("adamw", "sgd"))
+    with pytest.raises(SweepError, match="writes one optimizer, got adamw, sgd"):
+        export_plan(plan, "trl")
 
 
 def test_numbers_are_numbers_in_the_formats_and_no_clip_is_none():
@@ -143,6 +158,18 @@ def test_accelerate_accepts_the_file(plans, name, tmp_path):
     assert config.mixed_precision == "bf16"
     if plans[name].execution.zero:
         assert config.deepspeed_config["gradient_accumulation_steps"] == NUMBERS[name][3]
+
+
+@pytest.mark.peers
+def test_accelerate_launches_with_the_file_of_a_plan_in_float32(tmp_path):
+    plan = plan_sweep("quick", batches=16, microbatch=4, budget="64k", precision="fp32")
+    path = tmp_path / "config.yaml"
+    path.write_text(export_plan(plan, "accelerate"))
+    script = tmp_path / "script.py"
+    script.write_text("from accelerate import Accelerator\nprint(Accelerator().mixed_precision)\n")
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", path, script]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.strip() == "no", done.stderr
 
 
 @pytest.mark.peers

@@ -73,6 +73,8 @@ def merge(parts: tuple[Path, ...], out: Path) -> None:
     if merged.plan.is_part:
         echo("Batch sizes of other parts are missing. Merge these parts too.")
         echo(f"Or train them here: {command}")
+    elif merged.unfinished:
+        echo(f"{merged.unfinished} trials have no result. To train these: {command}")
     else:
         echo(f"Report and answer: {command}")
 

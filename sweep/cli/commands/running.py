@@ -258,7 +258,12 @@ def plan(
         from sweep.cli.show import about_microbatch
         from sweep.plan.exports import export_plan
 
-        exported = make_plans(request, is_elsewhere)[-1].plan
+        if json:
+            raise SweepError("--export prints a file of its own. Leave --json out.")
+        plans_of_export = make_plans(request, is_elsewhere)
+        if len(plans_of_export) > 1:
+            raise SweepError("--export writes one budget, got several. Name one --budget.")
+        exported = plans_of_export[0].plan
         note = about_microbatch(exported)
         if note:
             say(f"Microbatch: {note}", to_stderr=True)

@@ -32,8 +32,10 @@ OWN_KEYS = ("cluster", "cores", "jobs", "memory", "setup", "time")  # other keys
 GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "gres")
 CORE_OPTIONS = ("cpus_per_gpu", "cpus_per_task")
 SET_BY_SWEEP = ("array", "error", "ntasks", "ntasks_per_node", "output", "signal", "wait", "wrap")
+SAME_OPTIONS = {"memory": "mem", "mem": "memory", "cores": "cpus_per_task"}
+SAME_OPTIONS |= {"cpus_per_task": "cores"}  # names of one option, by key
 MINUTES = {"m": 1, "h": 60, "d": 1440}
-NEXT_PAIR = re.compile(r",(?=\s*[a-z][a-z\d_-]*=)")  # values may have commas: export=ALL,NAME=1
+NEXT_PAIR = re.compile(r",(?=\s*[a-z][a-z\d_-]*\s*=)")  # values may have commas: export=ALL,NAME=1
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
 OUTCOMES = {  # by state of a job; others are lost
@@ -79,7 +81,13 @@ def parse_request(text: str | None) -> JobRequest:
 
     options: dict[str, Any] = {key: value or True for key, value in values.items()}
     if memory:
+        if memory.strip().isdigit():
+            raise SweepError(
+                f"slurm's memory must have a unit, got {memory!r}. Write it such as {memory}MiB."
+            )
         mebibytes = parse_bytes(memory, "slurm's memory") // 2**20
+        if not mebibytes:
+            raise SweepError(f"slurm's memory must be 1 MiB or more, got {memory!r}. Raise it.")
         options["mem"] = f"{mebibytes}M"
     if cores:
         options["cpus_per_task"] = parse_count(cores, "slurm's cores")
@@ -107,6 +115,9 @@ def _parse_pairs(text: str) -> tuple[dict[str, str], list[str]]:
             )
         if key in OWN_KEYS and not value:
             raise SweepError(f"slurm's {key} must have a value. Write {key}=VALUE.")
+        same = SAME_OPTIONS.get(key, key)
+        if same != key and same in values:
+            raise SweepError(f"slurm must have {key} or {same}, got both. Leave one out.")
         if key in values:
             raise SweepError(f"slurm must have each key once, got {key} twice. Leave one out.")
         if key == "setup":
