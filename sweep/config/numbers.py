@@ -202,28 +202,29 @@ def short(number: float) -> str:
     return scientific if is_shorter else text
 
 
-def format_bytes(number: float) -> str:
+def format_bytes(number: float, digits: int = 3) -> str:
     for suffix, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(number) / size >= 0.9995:  # also what rounds to 1
-            return f"{_three_digits(number / size)} {suffix}"
+            return f"{_digits(number / size, digits)} {suffix}"
     return f"{number:.0f} B"
 
 
 def format_both(number: int) -> str:
-    """Write a size in units of 1,024 and of 1,000: `22.4 GiB (24 GB)`."""
+    """Write a size in units of 1,024 and of 1,000, in four digits: `22.35 GiB (24 GB)`."""
     suffix, size = next((s for s in DECIMAL_SIZES if number >= s[1]), DECIMAL_SIZES[-1])
-    return f"{format_bytes(number)} ({_three_digits(number / size)} {suffix})"
+    return f"{format_bytes(number, digits=4)} ({_digits(number / size, 4)} {suffix})"
 
 
 def format_seconds(seconds: float) -> str:
     units = (("d", 86400), ("h", 3600), ("min", 60))
     unit, size = next((unit for unit in units if seconds >= 2 * unit[1]), ("s", 1))
-    return f"{_three_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / size, 3)} {unit}"
 
 
-def _three_digits(number: float) -> str:
-    """Write three digits, and all digits of a whole part with more: 1023 and not 1.02e+03."""
-    return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
+def _digits(number: float, digits: int) -> str:
+    """Write some digits, and all digits of a whole part with more: 1023 and not 1.02e+03."""
+    least = 10**digits - 0.5
+    return f"{number:.0f}" if abs(number) >= least else f"{number:.{digits}g}"
 
 
 def parse_options(text: str | Mapping[str, Any], subject: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def test_a_plan_for_a_named_gpu_has_its_memory_and_an_assumed_time(call):
     assert all(seconds[size] == pytest.approx(0.003 * steps[size]) for size in (4, 16))
     code, text = call(*PLAN[:-1], "--gpu", "4090")
     assert "20% to 45% of the peak of 4090 are assumed, and at least 2 ms a step" in text
-    assert "23.6 GiB (25.3 GB) in PyTorch; nothing is measured" in text
+    assert "23.6 GiB (25.34 GB) in PyTorch; nothing is measured" in text
     assert "bf16 on cuda" in text and "sweep run quick --budget 100k --batches 4,16" in text
 
 
@@ -48,7 +48,7 @@ def test_a_forecast_for_a_gpu_says_what_fits_it(call):
     assert forecast["gpu"] == "l4" and forecast["device"] == "cuda"
     assert forecast["device_memory_bytes"] == GPUS["l4"].memory_bytes
     assert forecast["usable_bytes"] == int(0.9 * GPUS["l4"].memory_bytes)
-    assert "limit 22 GiB (23.6 GB), for the GPU l4." in call(*arguments[:-1], "--gpu", "l4")[1]
+    assert "limit 22 GiB (23.62 GB), for the GPU l4." in call(*arguments[:-1], "--gpu", "l4")[1]
 
 
 def test_a_gpu_is_no_flag_of_a_run(refuse):
