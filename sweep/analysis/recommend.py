@@ -12,13 +12,23 @@ from scipy.special import stdtrit
 from sweep.analysis.answer import Answer
 from sweep.analysis.answer_data import join
 from sweep.analysis.budget_laws import NOT_TUNED, describe_budget, describe_left_out, law_of_range
-from sweep.analysis.budgets import BudgetAnswer
 from sweep.analysis.law import (
     LEAST_BUDGETS,
     LEAST_MODELS,
     Law,
     Optimum,
     fit_law,
+)
+from sweep.analysis.measured_budgets import (
+    SAME_SIZE,
+    Measured,
+    describe_unanswered,
+    is_near,
+    measure_budgets,
+    model_sizes,
+    refuse_different,
+    refuse_repeated,
+    without_repetitive,
 )
 from sweep.analysis.next_step import BUDGET_FACTOR, command_for_budget, command_for_model
 from sweep.analysis.published_laws import Published, Scale, published_at
@@ -27,16 +37,13 @@ from sweep.analysis.results import Sweep, load_sweep
 from sweep.config.numbers import format_count, format_seconds
 from sweep.decision.decision import ALPHA
 from sweep.errors import SweepError
-from sweep.plan.course import MOST_EPOCHS
 from sweep.plan.policies import parse_policy
 
 PROVISIONAL_FACTOR = 10.0  # beyond the largest budget or model
 LARGEST_FACTOR = 100.0  # beyond which the answer is the cap
 WIDEST_EXPONENT = 1.0  # width of the interval of the exponent above which nothing is recommended
-SAME_SIZE = 1.02  # ratio of model sizes that count as equal
 LARGEST_CORRELATION = 0.98  # between log tokens and log model sizes, for a law with both
 LEAST_DEGREES = 2  # of freedom, for the growth of the largest batch size within the tolerance
-LEAST_SIZES = 2  # of an answer
 NO_REGRET: dict[str, float | None] = {"this": None, "kept": None, "published": None}
 NO_EXPONENT: dict[str, Any] = {"exponent": None, "interval": None}
 NO_RATE: dict[str, Any] = {"value": None, "interval": None}
@@ -46,30 +53,6 @@ NOT_KNOWN: dict[str, Any] = {
     "range_for_whole_interval": None,
     "interval_of_largest": None,
 }
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One budget of one sweep."""
-
-    sweep: Sweep
-    budget: BudgetAnswer
-    parameters: float | None  # model size without embeddings; None: not known
-
-    @property
-    def tokens_per_sequence(self) -> int:
-        return self.sweep.plan.tokens_per_sequence
-
-    @property
-    def is_best_one(self) -> bool:
-        """Whether the best batch size is 1 by its estimate, below which there is none."""
-        best = self.budget.best
-        return best.edge == "smallest" and not best.may_be_smaller
-
-    @property
-    def optimum(self) -> Optimum | None:
-        """The point of a law in tokens; None at an edge, or if it is not bounded."""
-        return self.budget.optimum(self.tokens_per_sequence, self.parameters)
 
 
 @dataclass(frozen=True)
@@ -99,12 +82,12 @@ def recommend(
         SweepError: if the sweeps cannot be compared.
     """
     sweeps = [load_sweep(folder, pursues="tokens") for folder in folders]
-    measured = _measure(sweeps)
-    _refuse_repeated(measured)
-    _refuse_different(measured)
-    measured, repetitive = _without_repetitive(measured)
+    measured = measure_budgets(sweeps)
+    refuse_repeated(measured)
+    refuse_different(measured)
+    measured, repetitive = without_repetitive(measured)
     own, reasons = _of_model(measured, params)
-    reasons = _unanswered(sweeps) + repetitive + reasons
+    reasons = describe_unanswered(sweeps) + repetitive + reasons
     validated = own if own else measured
     largest = max(validated, key=lambda each: each.budget.tokens)
     size = params if params is not None else largest.parameters
@@ -120,12 +103,13 @@ def recommend(
     if own:
         law, problems = _fit(own)
         is_tuned = all(each.budget.is_tuned for each in own)
-        if law is None and is_tuned and len(_model_sizes(own)) <= 1:
+        if law is None and is_tuned and len(model_sizes(own)) <= 1:
             law_within = law_of_range([each.budget for each in own])
     at_budget = _at_budget(own, tokens, size)
     choice = Choice()
     if at_budget is not None:
         choice = _choose_at_budget(at_budget)
+        reasons = []  # other budgets do not weaken its answer
     elif own:
         reasons += problems
         if not is_capped:
@@ -137,25 +121,19 @@ def recommend(
             f"It is {beyond:.3g} times beyond what was measured, and provisional from "
             f"{PROVISIONAL_FACTOR:g} times on."
         )
-    if own:
-        towards = tokens
-        if choice.batch_size["value"] is None:  # any further budget would narrow the law
-            towards = max(tokens, BUDGET_FACTOR * largest.budget.tokens)
-        settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), towards)
-        if at_budget is not None:
-            settle, seconds = _next_trials([at_budget])
-        elif not is_tuned:
-            settle, seconds = _next_trials(own)
-        elif settle is None and choice.batch_size["value"] is None:
-            settle, seconds = _next_trials([each for each in own if each.optimum is None])
+    if at_budget is not None:
+        settle, seconds = _next_trials([at_budget])
+    elif own:
+        settle, seconds, problems = _next_of_law(own, choice, tokens)
+        reasons += problems
     else:
         settle, seconds, problems = _next_model(measured, size)
-    reasons += problems
+        reasons += problems
     return Recommendation(
         tokens=tokens,
         params=size,
         token_unit=largest.sweep.plan.settings.token_unit,
-        optimizer=largest.budget.answer.optimizer,
+        optimizer=(at_budget if at_budget is not None else largest).budget.answer.optimizer,
         at_budget=choice.at_budget,
         law=_describe_law(law, law_within, measured),
         batch_size_tokens=choice.batch_size,
@@ -181,137 +159,10 @@ def _factor_beyond(measured: Sequence[Measured], tokens: int, size: float | None
     """Return how far a training lies outside of the budgets and model sizes; 1 inside."""
     budgets = [each.budget.tokens for each in measured]
     factors = [1.0, tokens / max(budgets), min(budgets) / tokens]
-    sizes = _model_sizes(measured)
+    sizes = model_sizes(measured)
     if size is not None and sizes:
         factors += [size / max(sizes), min(sizes) / size]
     return max(factors)
-
-
-def _refuse_repeated(measured: Sequence[Measured]) -> None:
-    """Refuse folders that share trials: a copy would count as another measurement."""
-    owners: dict[str, Sweep] = {}
-    for each in measured:
-        for of_budget in each.sweep.by_budget:
-            for row in of_budget.plan.known_trials:
-                owner = owners.setdefault(str(row.id), each.sweep)
-                if owner is not each.sweep:
-                    raise SweepError(
-                        f"{owner.path} and {each.sweep.path} have the same trials. Leave one out."
-                    )
-
-
-def _measure(sweeps: Sequence[Sweep]) -> list[Measured]:
-    measured = []
-    for sweep in sweeps:
-        if not sweep.budgets:
-            settings = sweep.plan.settings
-            problem = "has no answer yet: finish the sweep, or leave it out"
-            if settings.target is not None:
-                problem = "has a target: sweep budgets of tokens without one"
-            elif sweep.plan.token_budget is None:
-                problem = "has a budget of time: sweep budgets of tokens"
-            elif len(settings.batches) < LEAST_SIZES:
-                problem = f"has {len(settings.batches)} batch size: compare several"
-            raise SweepError(
-                f"a law needs answers at budgets of tokens, but {sweep.path} {problem}."
-            )
-        model = sweep.plan.model
-        parameters = None
-        if model.parameters:
-            embeddings = model.embedding_parameters if model.embedding_parameters else 0
-            parameters = float(model.parameters - embeddings)
-        measured += [Measured(sweep, budget, parameters) for budget in sweep.budgets]
-    return sorted(measured, key=lambda each: each.budget.tokens)
-
-
-def _unanswered(sweeps: Sequence[Sweep]) -> list[str]:
-    """Return a sentence for each budget that was planned and has no answer."""
-    reasons = []
-    for sweep in sweeps:
-        answered = {budget.tokens for budget in sweep.budgets}
-        planned = [of_budget.plan.token_budget for of_budget in sweep.by_budget]
-        reasons += [
-            f"The budget of {format_count(tokens)} in {sweep.path} has no answer yet. The sweep's "
-            "own command goes on with it."
-            for tokens in (*planned, *sweep.plan.later_budgets)
-            if tokens is not None and tokens not in answered
-        ]
-    return reasons
-
-
-def _refuse_different(measured: Sequence[Measured]) -> None:
-    """Refuse sweeps that differ in what a law must share, and too many epochs."""
-    first = measured[0]
-    for each in measured:
-        for name, of_first, value in (
-            ("policy", first.budget.answer.policy, each.budget.answer.policy),
-            ("metric", first.budget.answer.metric, each.budget.answer.metric),
-            ("optimizer", _optimizer(first), _optimizer(each)),
-            ("schedule", first.sweep.plan.settings.schedule, each.sweep.plan.settings.schedule),
-            ("data", first.sweep.plan.data, each.sweep.plan.data),
-            ("initial weights", first.sweep.plan.start, each.sweep.plan.start),
-            *_shared_settings(first, each),
-            ("tokens per sequence", first.tokens_per_sequence, each.tokens_per_sequence),
-            ("model of unknown size", _unsized_model(first), _unsized_model(each)),
-        ):
-            if of_first != value:
-                raise SweepError(
-                    f"budgets must have the same {name}, got {of_first!r} in {first.sweep.path} "
-                    f"and {value!r} in {each.sweep.path}. Leave one out."
-                )
-
-
-def _shared_settings(first: Measured, each: Measured) -> list[tuple[str, Any, Any]]:
-    """Return the names and both values of settings that sweeps of one law share.
-
-    Models of different sizes differ; those of one size must be the same.
-    """
-    settings = first.sweep.plan.settings
-    other = each.sweep.plan.settings
-    shared: list[tuple[str, Any, Any]] = [
-        ("precision", settings.precision, other.precision),
-        ("tokenizer", settings.tokenizer, other.tokenizer),
-        ("workload", settings.workload, other.workload),
-    ]
-    sizes = first.parameters, each.parameters
-    if sizes[0] is not None and sizes[1] is not None and _is_near(sizes[0], sizes[1]):
-        shared.append(("model", settings.model, other.model))
-    return shared
-
-
-def _without_repetitive(measured: Sequence[Measured]) -> tuple[list[Measured], list[str]]:
-    """Leave out the budgets that repeat the data too often; the reasons say so.
-
-    Raises:
-        SweepError: if none is left.
-    """
-    kept = [each for each in measured if not each.budget.is_repetitive]
-    rule = f"it has over {MOST_EPOCHS} epochs of the data"
-    if not kept:
-        raise SweepError(
-            f"a budget must have at most {MOST_EPOCHS} epochs of the data, but each of these has "
-            "more. Sweep on more data, or at smaller budgets."
-        )
-    left_out = [each for each in measured if each.budget.is_repetitive]
-    return kept, [
-        f"The budget of {format_count(each.budget.tokens)} is left out: {rule}."
-        for each in left_out
-    ]
-
-
-def _unsized_model(each: Measured) -> dict[str, Any] | None:
-    """Return what decides the model, if its size does not tell it from others."""
-    if each.parameters is not None:
-        return None
-    settings = each.sweep.plan.settings
-    return {
-        "model": settings.model.model_dump(mode="json"),
-        "workload": settings.workload.model_dump(mode="json"),
-    }
-
-
-def _optimizer(each: Measured) -> dict[str, Any]:
-    return each.sweep.plan.settings.optimizer.model_dump(mode="json")
 
 
 def _of_model(
@@ -321,7 +172,7 @@ def _of_model(
 
     Those of all sizes do if at least three sizes have best batch sizes for a law.
     """
-    sizes = _model_sizes(measured)
+    sizes = model_sizes(measured)
     is_unknown = [each.parameters is None for each in measured]
     if any(is_unknown) and not all(is_unknown):
         raise SweepError(
@@ -335,7 +186,7 @@ def _of_model(
     if params is None:
         return [*measured], []
     inside = [each for each in measured if each.optimum is not None]
-    if len(_model_sizes(inside)) >= LEAST_MODELS:
+    if len(model_sizes(inside)) >= LEAST_MODELS:
         return [*measured], []
     own = [
         each
@@ -354,19 +205,10 @@ def _of_model(
     )
     for each in measured:
         whole = each.sweep.plan.model.parameters
-        if whole and each.parameters and _is_near(whole, params):
+        if whole and each.parameters and is_near(whole, params):
             reason += f" Name that model without its embeddings: --params {each.parameters:.0f}."
             break
     return [], [reason]
-
-
-def _model_sizes(measured: Sequence[Measured]) -> list[float]:
-    """Return the different model sizes, ascending."""
-    sizes: list[float] = []
-    for size in sorted(each.parameters for each in measured if each.parameters is not None):
-        if not sizes or size > SAME_SIZE * sizes[-1]:
-            sizes.append(size)
-    return sizes
 
 
 def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
@@ -376,7 +218,7 @@ def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
     if len({each.budget.answer.optimizer for each in own}) > 1:
         return None, ["No law is fitted, because the best optimizer differs between budgets."]
     optima = [each.optimum for each in own if each.optimum is not None]
-    is_of_sizes = len(_model_sizes(own)) > 1
+    is_of_sizes = len(model_sizes(own)) > 1
     least = LEAST_BUDGETS + 1 if is_of_sizes else LEAST_BUDGETS
     if len(optima) < least:
         problems = [
@@ -404,7 +246,7 @@ def _fit(own: Sequence[Measured]) -> tuple[Law | None, list[str]]:
             f"A law needs at least {LEAST_BUDGETS} different budgets; there are {len(different)}."
         ]
 
-    sizes = _model_sizes(own) if is_of_sizes else []
+    sizes = model_sizes(own) if is_of_sizes else []
     law = fit_law([replace(each, parameters=_nearest(each.parameters, sizes)) for each in optima])
     return law, describe_left_out(len(own) - len(optima))
 
@@ -432,14 +274,10 @@ def _at_budget(own: Sequence[Measured], tokens: int, size: float | None) -> Meas
     """
     same = []
     for each in own:
-        is_same_model = size is None or each.parameters is None or _is_near(each.parameters, size)
-        if is_same_model and _is_near(each.budget.tokens, tokens):
+        is_same_model = size is None or each.parameters is None or is_near(each.parameters, size)
+        if is_same_model and is_near(each.budget.tokens, tokens):
             same.append(each)
     return max(same, key=_trainings_of, default=None)
-
-
-def _is_near(value: float, other: float) -> bool:
-    return 1 / SAME_SIZE <= value / other <= SAME_SIZE
 
 
 def _trainings_of(each: Measured) -> int:
@@ -588,7 +426,7 @@ def _learning_rate(
 
     The reasons say why it is not known.
     """
-    if len(_model_sizes(own)) > 1:
+    if len(model_sizes(own)) > 1:
         return NO_RATE, ["The rate is not known, because the sweeps have several model sizes."]
     rows = []
     values = []
@@ -670,7 +508,7 @@ def _regret(
     curvature of the loss over log batch sizes are interpolated, in log tokens, between the budgets
     on both sides.
     """
-    if len(_model_sizes(own)) > 1:
+    if len(model_sizes(own)) > 1:
         return NO_REGRET
     below = [each for each in own if each.budget.tokens <= tokens]
     above = [each for each in own if each.budget.tokens >= tokens]
@@ -745,7 +583,7 @@ def _cap(validated: Sequence[Measured], tokens: int, size: float | None) -> str:
     """Write how far the sweeps tell, for a training far outside of them."""
     budgets = [each.budget.tokens for each in validated]
     text = f"Validated at {_write_range(budgets)} tokens"
-    sizes = _model_sizes(validated)
+    sizes = model_sizes(validated)
     if sizes:
         text += f" and {_write_range(sizes)} parameters without embeddings"
     return f"{text}; this training has {_outside(validated, tokens, size)}."
@@ -754,7 +592,7 @@ def _cap(validated: Sequence[Measured], tokens: int, size: float | None) -> str:
 def _outside(validated: Sequence[Measured], tokens: int, size: float | None) -> str:
     """Write by which factors a training lies outside of what was measured; "" inside."""
     factors = [_write_factor("tokens", tokens, [each.budget.tokens for each in validated])]
-    sizes = _model_sizes(validated)
+    sizes = model_sizes(validated)
     if sizes and size is not None:
         factors.append(_write_factor("parameters", size, sizes))
     return " and ".join(filter(None, factors))
@@ -774,6 +612,23 @@ def _write_factor(unit: str, value: float, measured: Sequence[float]) -> str:
     if below > SAME_SIZE:
         return f"{float(f'{below:.3g}'):,g} times fewer {unit}"
     return ""
+
+
+def _next_of_law(
+    own: Sequence[Measured], choice: Choice, tokens: int
+) -> tuple[str | None, float | None, list[str]]:
+    """Return the command that would narrow a law most, its time, and why there is none."""
+    if not all(each.budget.is_tuned for each in own):
+        return *_next_trials(own), []
+    largest = max(own, key=lambda each: each.budget.tokens)
+    is_known = choice.batch_size["value"] is not None
+    towards = tokens
+    if not is_known:  # any further budget would narrow the law
+        towards = max(tokens, BUDGET_FACTOR * largest.budget.tokens)
+    settle, seconds, problems = _next_budget(load_sweep(largest.sweep.path), towards)
+    if settle is None and not is_known:
+        settle, seconds = _next_trials([each for each in own if each.optimum is None])
+    return settle, seconds, problems
 
 
 def _next_budget(sweep: Sweep, tokens: int) -> tuple[str | None, float | None, list[str]]:

@@ -395,6 +395,16 @@ def test_a_measured_budget_has_its_own_answer(folders):
     assert recommend(folders, 2 * BUDGETS[1] * SEQUENCE).at_budget is None
 
 
+def test_a_measured_budget_is_not_weakened_by_others(tmp_path):
+    paths = [
+        with_epochs(write_budget(tmp_path / "s", 10_000), 3.9),
+        with_epochs(write_budget(tmp_path / "many", 40_000), 15.6),
+    ]
+    answer = recommend(paths, 10_000 * SEQUENCE)
+    own = load_sweep(paths[0]).answer()
+    assert (answer.reasons, answer.provisional) == (own.reasons, own.provisional)
+
+
 def test_the_range_for_the_whole_interval_is_within_that_for_the_estimate(folders):
     near = recommend(folders, 2 * BUDGETS[-1] * SEQUENCE)
     low, high = near.batch_size_tokens["range_within_tolerance"]
