@@ -14,7 +14,7 @@ from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.orchestration.executors import slurm
 from sweep.orchestration.executors.build import refuse_unusable_services, services_table
-from sweep.orchestration.executors.slurm import SlurmExecutor, SlurmSettings
+from sweep.orchestration.executors.slurm import SlurmExecutor, SlurmSettings, parse_request
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt
 from sweep.trial import lease
@@ -250,6 +250,28 @@ def test_sbatch_receives_the_request(submit, cluster):
     request |= {"cpus-per-task": "12", "gpus-per-node": "2", "mem": "32768M", "time": "2880"}
     request |= {"signal": "USR2@90"}
     assert {name: job.flags[name] for name in request} == request
+
+
+def test_pairs_may_have_spaces_and_values_commas():
+    request = parse_request("partition = gpu , time = 8h, export=ALL,NAME=1 ,memory=16GiB")
+    assert (request.minutes, request.options["partition"]) == (480, "gpu")
+    assert request.options["export"] == "ALL,NAME=1"
+    assert request.options["mem"] == "16384M"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("memory=131072", "must have a unit"),
+        ("memory=47.4", "must have a unit"),
+        ("memory=500KB", "1 MiB or more"),
+        ("mem=16G,memory=8GiB", "got both"),
+        ("cores=4,cpus-per-task=8", "got both"),
+    ],
+)
+def test_sizes_without_units_and_two_names_of_one_option_are_refused(text, problem):
+    with pytest.raises(SweepError, match=problem):
+        parse_request(text)
 
 
 def test_sbatch_receives_any_option_and_lines_of_setup(submit, cluster):
