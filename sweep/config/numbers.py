@@ -69,7 +69,8 @@ def parse_bytes(text: str | int, subject: str = "memory") -> int:
             f"{subject} must be a size of 1 to 1e18 bytes, got {text!r}. Write it such as 24GB "
             "(10⁹ bytes each) or 47.4GiB (2³⁰)."
         )
-    if match is not None and not match[2] and size < LEAST_WITHOUT_UNIT:
+    is_bare = isinstance(text, str) and match is not None and not match[2]
+    if is_bare and size < LEAST_WITHOUT_UNIT:  # numbers are bytes, as in plan.json
         raise SweepError(
             f"{subject} must have a unit, got {text!r}, which would be bytes. Write it such as "
             f"{text}GB, or {text}B."
